@@ -26,6 +26,7 @@ from neural_similarity.lab.recipes.studies import CHEAPER
 from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.run import build_network
 from neural_similarity.nn import SIMILARITIES, format_similarity
+from neural_similarity.nn.text import required_similarity
 from neural_similarity.regularize import parameter_groups
 
 CLASSES = 10
@@ -80,7 +81,7 @@ def converted(case: Case, name: str) -> nn.Module:
     """The network of the case, converted to the similarity called `name`, or the plain one."""
     with seeded():
         network = NETWORKS[case.kind]()
-        return network if name == PLAIN else learn(convert(network, name))
+        return network if name == PLAIN else learn(convert(network, required_similarity(name)))
 
 
 def subject(case: Case, name: str, network: nn.Module) -> Subject:

@@ -26,7 +26,7 @@ from benchmarks.options import Options
 from benchmarks.oracle import Checker, outcome, trained
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
-from neural_similarity.nn import Conv2d
+from neural_similarity.nn import Conv2d, parse_similarity
 from neural_similarity.ops import declines
 from neural_similarity.ops.backend import Backend
 
@@ -159,7 +159,7 @@ def dynamic(name: str, case: Case, backend: Backend = "auto") -> Subject:
 
 def layer(case: Case) -> Subject:
     """Our dynamic layer: the operator and its predictor, in bf16 by autocast as in training."""
-    width, similarity = case.channels, f"dynamic-{case.kind}"
+    width, similarity = case.channels, parse_similarity(f"dynamic-{case.kind}")
     with seeded():
         module = Conv2d(width, width, KERNEL, padding=PADDING, bias=False, similarity=similarity)
         learn(module)

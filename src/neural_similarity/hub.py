@@ -10,7 +10,7 @@ from neural_similarity.conversion import check_finite, load_adapter, save_adapte
 from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build
-from neural_similarity.nn import Similarity, format_similarity
+from neural_similarity.nn import Similarity, SimilarityName, format_similarity
 from neural_similarity.nn.layer import resolve_similarity
 
 try:
@@ -41,7 +41,7 @@ class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
         self,
         name: str,
         num_classes: int,
-        similarity: Similarity | str | None = None,
+        similarity: Similarity | SimilarityName | None = None,
         **options: Any,
     ):
         super().__init__()

@@ -33,7 +33,7 @@ from neural_similarity.nn.layer import (
 from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
-from neural_similarity.nn.text import Similarity, required_similarity
+from neural_similarity.nn.text import Similarity, SimilarityName, required_similarity
 
 _INSIDE = "is part of a similarity"
 _PARALLEL = "is in DistributedDataParallel, which knows its parameters already; convert it before"
@@ -81,7 +81,9 @@ def scalars_per_position(spec: Similarity, layer: nn.Module) -> int:
     return sum(spec.structure.build(geometry).scalars for geometry in _part_geometries(layer))
 
 
-def plan(model: nn.Module, similarity: Similarity | str, where: Where | None = None) -> Plan:
+def plan(
+    model: nn.Module, similarity: Similarity | SimilarityName, where: Where | None = None
+) -> Plan:
     """What `convert` does with each convolution: why it skips it, or None if it converts it.
 
     A dict by the names of layers; `print` shows it as a table.

@@ -19,14 +19,14 @@ from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
 from neural_similarity.nn.layer import equip_layer, is_dynamic
 from neural_similarity.nn.modes import check_module
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 
 OnDynamic = Literal["error", "keep"]
 
 
 def convert(
     model: Network,
-    similarity: Similarity | str,
+    similarity: Similarity | SimilarityName,
     where: Where | None = None,
     inplace: bool = False,
 ) -> Network:

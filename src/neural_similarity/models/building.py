@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -12,12 +12,22 @@ from neural_similarity.models.blocks import conv_block, has_pool
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
 from neural_similarity.nn.layer import check_ready, resolve_similarity
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 
 MOST_WIDTH = 1_000
 """Largest factor on channels: tens of thousands of channels need hundreds of gigabytes."""
 Layers = dict[str, nn.Module]
 Convolution = Callable[..., nn.Conv2d] | type[BaselineLayer]
+
+if TYPE_CHECKING:
+
+    class NamedSequential(nn.Sequential):
+        """`torch.nn.Sequential`, of whose layers checkers do not know the classes."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    NamedSequential = nn.Sequential
 
 
 class Sizes(NamedTuple):
@@ -37,17 +47,17 @@ class Sizes(NamedTuple):
 
 def build_sequential(
     layers: Layers,
-    similarity: Similarity | str | None,
+    similarity: Similarity | SimilarityName | None,
     attended: Sequence[int] = (),
     convolution: Callable[..., nn.Conv2d] = nn.Conv2d,
-) -> nn.Sequential:
+) -> NamedSequential:
     """The network of these layers, at He's initialisation, with similarities.
 
     Self-attention made of `convolution` follows the first pools; `attended` lists the channels of
     their maps. Attention and similarities are added last and start as the identity, so that they
     leave the kernels and the function unchanged.
     """
-    network = nn.Sequential(OrderedDict(layers))
+    network = NamedSequential(OrderedDict(layers))
     _initialise_kernels(network)
     network = _insert_attention(network, attended, convolution)
     _give_similarities(network, similarity)
@@ -65,8 +75,8 @@ def _initialise_kernels(network: nn.Module) -> None:
 
 
 def _insert_attention(
-    network: nn.Sequential, attended: Sequence[int], convolution: Callable[..., nn.Conv2d]
-) -> nn.Sequential:
+    network: NamedSequential, attended: Sequence[int], convolution: Callable[..., nn.Conv2d]
+) -> NamedSequential:
     layers, stages = OrderedDict[str, nn.Module](), enumerate(attended, start=1)
     for name, layer in network.named_children():
         layers[name] = layer
@@ -74,10 +84,10 @@ def _insert_attention(
             stage, channels = found
             layers[f"attention{stage}"] = SelfAttention(channels, convolution=convolution)
             _initialise_kernels(layers[f"attention{stage}"])
-    return nn.Sequential(layers)
+    return NamedSequential(layers)
 
 
-def _give_similarities(network: nn.Module, similarity: Similarity | str | None) -> None:
+def _give_similarities(network: nn.Module, similarity: Similarity | SimilarityName | None) -> None:
     """Give every `ns.Conv2d` a similarity, unless too many entries of M would be predicted.
 
     The limit is `MOST_SCALARS` per position.
@@ -154,7 +164,7 @@ def scale_channels(channels: Sequence[int], width: float) -> list[int]:
     return [max(1, round(c * width)) for c in channels]
 
 
-def check_no_similarity(similarity: Similarity | str | None, network: str) -> None:
+def check_no_similarity(similarity: Similarity | SimilarityName | None, network: str) -> None:
     """Check that `similarity` is None where layers have their own, or a dynamic kernel."""
     if similarity not in (None, "none"):
         raise ValueError(f"`similarity` must be None in {network}, got {similarity!r}")

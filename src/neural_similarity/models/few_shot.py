@@ -3,9 +3,14 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.models.building import build_sequential, check_sizes, scale_channels
+from neural_similarity.models.building import (
+    NamedSequential,
+    build_sequential,
+    check_sizes,
+    scale_channels,
+)
 from neural_similarity.nn import Conv2d
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 
 _CHANNELS12 = (64, 160, 320, 640)
 _SHRINK = 16
@@ -22,8 +27,8 @@ def resnet12(
     in_channels: int = 3,
     image_size: int = 84,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """ResNet-12: four residual blocks of three 3×3 convolutions, each ending in a 2×2 pool.
 
     Leaky ReLU of slope 0.1, 64, 160, 320 and 640 channels, then the average over the map, so that
@@ -72,8 +77,8 @@ def wrn28_10(
     in_channels: int = 3,
     image_size: int = 80,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """WRN-28-10: 28 layers, ten times as wide as a ResNet (https://arxiv.org/abs/1605.07146).
 
     A 3×3 convolution, three groups of four blocks [batch norm, ReLU, 3×3 convolution]×2 with 160,

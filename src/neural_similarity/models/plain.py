@@ -8,6 +8,7 @@ from neural_similarity.choices import require_known
 from neural_similarity.models.blocks import conv_block
 from neural_similarity.models.building import (
     Convolution,
+    NamedSequential,
     Sizes,
     build_sequential,
     check_no_similarity,
@@ -18,7 +19,7 @@ from neural_similarity.models.building import (
     scale_channels,
 )
 from neural_similarity.nn import Conv2d
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 
 Variant = Literal["paper", "released"]
 
@@ -46,10 +47,10 @@ def cnn9(
     in_channels: int = 3,
     image_size: int = 32,
     width: float = 1,
-    similarity: Similarity | str | None = None,
+    similarity: Similarity | SimilarityName | None = None,
     variant: Variant = "paper",
     convolution: Convolution = Conv2d,
-) -> nn.Sequential:
+) -> NamedSequential:
     """CNN-9: [3×3, 32]×3, pool, [3×3, 64]×3, pool, [3×3, 128]×3, pool, classifier.
 
     Batch normalisation and ReLU after every convolution; convolutions have no bias and start at
@@ -77,9 +78,9 @@ def cnn9_plus(
     in_channels: int = 3,
     image_size: int = 32,
     width: float = 1,
-    similarity: Similarity | str | None = None,
+    similarity: Similarity | SimilarityName | None = None,
     variant: Variant = "paper",
-) -> nn.Sequential:
+) -> NamedSequential:
     """CNN-9++: deeper and wider, the paper's control for parameters (Table 4).
 
     [3×3, 56]×4, pool, [3×3, 112]×4, pool, [3×3, 192]×4, pool, FC 288, classifier. The paper gives
@@ -97,10 +98,10 @@ def cnn9_wide(
     in_channels: int = 3,
     image_size: int = 32,
     width: float = 1,
-    similarity: Similarity | str | None = None,
+    similarity: Similarity | SimilarityName | None = None,
     variant: Variant = "paper",
     self_attention: bool = False,
-) -> nn.Sequential:
+) -> NamedSequential:
     """CNN-9 with 128, 192 and 256 filters, the plain network of Table 8 (App. B.2).
 
     [3×3, 128]×3, pool, [3×3, 192]×3, pool, [3×3, 256]×3, pool, FC 256, classifier: the counterpart
@@ -125,10 +126,10 @@ def _build_cnn9(
     num_classes: int,
     in_channels: int,
     image_size: int,
-    similarity: Similarity | str | None,
+    similarity: Similarity | SimilarityName | None,
     variant: Variant,
     convolution: Convolution = Conv2d,
-) -> nn.Sequential:
+) -> NamedSequential:
     check_sizes(num_classes, in_channels, image_size)
     check_variant(variant)
     channels = sizes.channels
@@ -153,8 +154,8 @@ def cnn10(
     in_channels: int = 3,
     image_size: int = 224,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """CNN-10: 7×7 64 /2, 3×3 max pool /2, [3×3, 64]×3, pool, [128]×3, pool, [256]×3, pool, FC 512.
 
     Batch normalisation and ReLU after every convolution and FC 512, which the classifier follows;
@@ -176,8 +177,8 @@ def cnn10_plus(
     in_channels: int = 3,
     image_size: int = 224,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """CNN-10++: deeper and wider, the paper's control for parameters (Table 5).
 
     7×7 88 /2, 3×3 max pool /2, [3×3, 88]×4, pool, [3×3, 144]×4, pool, [3×3, 264]×3, pool, FC 512,
@@ -194,8 +195,8 @@ def _build_cnn10(
     num_classes: int,
     in_channels: int,
     image_size: int,
-    similarity: Similarity | str | None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None,
+) -> NamedSequential:
     check_sizes(num_classes, in_channels, image_size)
     channels = sizes.channels
     size = -(-image_size // _SHRINK10)
@@ -213,8 +214,8 @@ def convnet4(
     in_channels: int = 3,
     image_size: int = 84,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """CNN-4: four times 3×3 convolution to 32 filters, batch norm, ReLU, 2×2 pool; classifier.
 
     All four convolutions have the similarity; they have no bias and start at He's initialisation,

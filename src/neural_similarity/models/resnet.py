@@ -5,9 +5,15 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.models.building import Layers, build_sequential, check_sizes, scale_channels
+from neural_similarity.models.building import (
+    Layers,
+    NamedSequential,
+    build_sequential,
+    check_sizes,
+    scale_channels,
+)
 from neural_similarity.nn import Conv2d
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 
 _CHANNELS = (64, 128, 256, 512)
 
@@ -18,8 +24,8 @@ def resnet18(
     in_channels: int = 3,
     image_size: int = 224,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """ResNet-18 with a similarity in all but the 1×1 convolutions. Author response, table 2.
 
     Computes what torchvision's `resnet18` does and has its state_dict keys, so that its weights
@@ -39,8 +45,8 @@ def resnet34(
     in_channels: int = 3,
     image_size: int = 224,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """ResNet-34: `resnet18` with 3, 4, 6 and 3 blocks, torchvision's `resnet34`."""
     check_sizes(num_classes, in_channels, image_size)
     layers = _stem_layers(in_channels, width) | _stage_layers(_Basic, (3, 4, 6, 3), width)
@@ -53,8 +59,8 @@ def resnet50(
     in_channels: int = 3,
     image_size: int = 224,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """ResNet-50 with a similarity in its stem and in the 3×3 convolutions of its 16 blocks.
 
     Blocks are 1×1, 3×3, 1×1; the 3×3 has the stride, as in torchvision's `resnet50`, whose weights

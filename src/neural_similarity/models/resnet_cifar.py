@@ -3,9 +3,15 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.models.building import Layers, build_sequential, check_sizes, scale_channels
+from neural_similarity.models.building import (
+    Layers,
+    NamedSequential,
+    build_sequential,
+    check_sizes,
+    scale_channels,
+)
 from neural_similarity.nn import Conv2d
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 
 _CHANNELS = (16, 32, 64)
 
@@ -16,8 +22,8 @@ def resnet20(
     in_channels: int = 3,
     image_size: int = 32,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """ResNet-20: a 3×3 convolution, three stages of three blocks, 16, 32 and 64 channels wide.
 
     Shortcuts are the paper's option A: every second position, and zeros for new channels, so that
@@ -36,8 +42,8 @@ def resnet56(
     in_channels: int = 3,
     image_size: int = 32,
     width: float = 1,
-    similarity: Similarity | str | None = None,
-) -> nn.Sequential:
+    similarity: Similarity | SimilarityName | None = None,
+) -> NamedSequential:
     """ResNet-56: `resnet20` with nine blocks a stage."""
     check_sizes(num_classes, in_channels, image_size)
     return build_sequential(_network_layers(num_classes, in_channels, width, depth=9), similarity)

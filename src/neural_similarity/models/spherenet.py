@@ -7,6 +7,7 @@ from torch import nn
 from neural_similarity.models.blocks import conv_block
 from neural_similarity.models.building import (
     Layers,
+    NamedSequential,
     build_sequential,
     check_no_similarity,
     check_sizes,
@@ -15,7 +16,7 @@ from neural_similarity.models.building import (
 )
 from neural_similarity.models.plain import ATTENTIVE, SHRINK, WIDE, Variant, check_variant
 from neural_similarity.nn import SphereConv2d
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 from neural_similarity.ops.sphere import Angle
 
 
@@ -25,11 +26,11 @@ def spherenet9(
     in_channels: int = 3,
     image_size: int = 32,
     width: float = 1,
-    similarity: Similarity | str | None = None,
+    similarity: Similarity | SimilarityName | None = None,
     variant: Variant = "paper",
     self_attention: bool = False,
     angle: Angle = "cosine",
-) -> nn.Sequential:
+) -> NamedSequential:
     """CNN-9 of hyperspherical convolutions: 128, 192 and 256 filters.
 
     [3×3, 128]×3, pool, [3×3, 192]×3, pool, [3×3, 256]×3, pool, FC 256, classifier. The nine

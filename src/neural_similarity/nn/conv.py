@@ -12,7 +12,7 @@ from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geo
 from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.linear import Kernel, check_type
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 
 Sizes = int | tuple[int, ...]
 
@@ -34,7 +34,7 @@ class _Convolution(SimilarityLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        similarity: Similarity | nn.Module | str | None = None,
+        similarity: Similarity | SimilarityName | nn.Module | None = None,
     ):
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
@@ -183,7 +183,10 @@ class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
     plain = nn.ConvTranspose2d
 
     def __init__(
-        self, *args: Any, similarity: Similarity | nn.Module | str | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        similarity: Similarity | SimilarityName | nn.Module | None = None,
+        **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.with_similarity(similarity)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import fx_leaf
 from neural_similarity.nn.similarity import StaticSimilarity
-from neural_similarity.nn.text import Similarity, required_similarity
+from neural_similarity.nn.text import Similarity, SimilarityName, required_similarity
 from neural_similarity.ops import (
     attention_matrix,
     global_attention,
@@ -54,7 +54,7 @@ class GlobalSimilarity(nn.Module):
         self,
         channels: int,
         size: tuple[int, int],
-        similarity: Similarity | str = "static-diagonal",
+        similarity: Similarity | SimilarityName = "static-diagonal",
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.similarity import StaticSimilarity
-from neural_similarity.nn.text import Similarity, parse_similarity
+from neural_similarity.nn.text import Similarity, SimilarityName, parse_similarity
 from neural_similarity.ops import require_tensors
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
@@ -66,7 +66,8 @@ class SimilarityLayer(nn.Module):
     """
 
     plain: ClassVar[type[nn.Module]]
-    similarity: nn.Module | None
+    similarity: Any
+    """A `StaticSimilarity`, a `DynamicSimilarity`, a module of one's own, or None."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute.
@@ -83,7 +84,7 @@ class SimilarityLayer(nn.Module):
         """The sizes of the layer that a similarity depends on."""
         raise NotImplementedError
 
-    def with_similarity(self, similarity: Similarity | nn.Module | str | None) -> Self:
+    def with_similarity(self, similarity: Similarity | SimilarityName | nn.Module | None) -> Self:
         """Give the layer a similarity, in place, on its device, in its dtype and mode.
 
         Raises:
@@ -187,7 +188,7 @@ def resolve_similarity(similarity: Any) -> Similarity | nn.Module | None:
     )
 
 
-def equip_layer(layer: nn.Module, similarity: Similarity | str) -> SimilarityLayer:
+def equip_layer(layer: nn.Module, similarity: Similarity | SimilarityName) -> SimilarityLayer:
     """Turn a torch layer into ours in place; parameters, hooks and references to it stay."""
     return become_ours(layer).with_similarity(similarity)
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.similarity import DynamicSimilarity
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 from neural_similarity.ops.window import autocast_dtype
 
 
@@ -47,7 +47,7 @@ class Linear(SimilarityLayer, nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        similarity: Similarity | nn.Module | str | None = None,
+        similarity: Similarity | SimilarityName | nn.Module | None = None,
     ):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.with_similarity(similarity)

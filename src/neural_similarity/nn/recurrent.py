@@ -10,7 +10,7 @@ from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.linear import Kernel, linear_geometry
 from neural_similarity.nn.similarity import Dynamic
-from neural_similarity.nn.text import Similarity
+from neural_similarity.nn.text import Similarity, SimilarityName
 
 State = tuple[Tensor, Tensor]
 
@@ -63,7 +63,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        similarity: Similarity | str | None = None,
+        similarity: Similarity | SimilarityName | None = None,
     ):
         super().__init__(
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,

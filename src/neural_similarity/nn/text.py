@@ -5,7 +5,7 @@ A text is a name of `SIMILARITIES` or the constructor call that `repr` prints, s
 """
 
 import ast
-from typing import Any
+from typing import Any, Literal
 
 from neural_similarity.choices import nearest_name
 from neural_similarity.nn.affine import Affine
@@ -26,6 +26,10 @@ from neural_similarity.nn.structure import (
 )
 
 Similarity = Static | Dynamic
+SimilarityName = Literal[
+    "none", "static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"
+]
+"""The names of `SIMILARITIES`, so that type checkers find a misspelt one."""
 STRUCTURES = (
     Diagonal, Full, LowRank, Symmetric, PositiveSemidefinite, Unstructured, Unshared,
     Masked, Dilation, Sparse, Select, Shift, Affine,

@@ -10,7 +10,7 @@ from neural_similarity.conversion import convert
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Predict
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend_loss
-from neural_similarity.nn import Similarity, StaticSimilarity
+from neural_similarity.nn import Similarity, SimilarityName, StaticSimilarity
 from neural_similarity.ops import promote_dtype, without_autocast
 
 
@@ -36,7 +36,7 @@ class StaticTuning(Method):
         features: int,
         tuning: Tuning | None = None,
         *,
-        similarity: Similarity | str = "static-diagonal",
+        similarity: Similarity | SimilarityName = "static-diagonal",
         rate: float = 1.0,
     ):
         super().__init__()
