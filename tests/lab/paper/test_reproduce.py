@@ -1,11 +1,11 @@
 """What a table lacks, as commands in stages; running, resuming and never repeating them."""
 
 import itertools
-import os
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -181,13 +181,16 @@ class Busy:
 @pytest.mark.skipif(not running.FORWARDS, reason="the console hands Ctrl-C to all processes")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_stops_all_and_says_how_to_go_on(tmp_path, monkeypatch, capsys, jobs):
-    """What was stopped has not failed, and what waits does not begin."""
+    """What was stopped has not failed, and what waits does not begin.
+
+    The system may hand a signal to any thread, and wakes none of the others.
+    """
     processes = []
 
     def start(*_):
         processes.append(Busy())
         if len(processes) == jobs:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         return processes[-1]
 
     monkeypatch.setattr(running, "start_process", start)

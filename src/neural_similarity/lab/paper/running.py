@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,11 @@ def run_lines(lines: Sequence[Line], jobs: int) -> LinesOutcome:
 
         for stage in sorted({line.stage for line in lines}):
             own = [line for line in lines if line.stage == stage]
-            for line, reason in zip(own, pool.map(run_line, own), strict=True):
+            reasons = [pool.submit(run_line, line) for line in own]
+            # A signal may reach any thread, and only this one handles it, once it wakes.
+            while wait(reasons, POLL_SECONDS).not_done:
+                pass
+            for line, reason in zip(own, (each.result() for each in reasons), strict=True):
                 if reason is not None and stop() is None:
                     outcome.failed[line.run] = reason
         outcome.stopped = stop()
