@@ -22,7 +22,7 @@ from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.session import initial_state
 from neural_similarity.lab.tasks.classification import batches_of
 from neural_similarity.lab.train import Recipe, Run
-from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.graph import WARM_UP
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.loop import Job, fit_model
@@ -125,7 +125,7 @@ class _Loops:
 class _Journal(Journal):
     """Leaves out checkpoints, of which training saves one every two minutes."""
 
-    def save(self, state: State) -> None:
+    def save(self, state: TrainingState) -> None:
         """Save nothing."""
 
 

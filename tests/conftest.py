@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from torch import distributed
 
 from neural_similarity import visualize
 from neural_similarity.lab import data, session
@@ -33,3 +34,12 @@ def _strict_torch():
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """One rank of one."""
+    rendezvous = f"file://{tmp_path / 'ranks'}"
+    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()

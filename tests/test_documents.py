@@ -117,7 +117,7 @@ def test_adapting_a_network(tmp_path, monkeypatch, caplog):
 
 def test_the_tables_of_docs_name_what_the_library_has():
     text = (ROOT / "docs/similarities.md").read_text("utf-8")
-    for structure in ns.nn.text.STRUCTURES:
+    for structure in ns.nn.text.STRUCTURE_CLASSES:
         assert f"`{structure.__name__}(" in text
     for predictor in ns.nn.text.PREDICTORS:
         assert f"`{predictor.__name__}()`" in text

@@ -111,7 +111,7 @@ def mean_matrix(m: Tensor) -> Tensor:
     Raises:
         ValueError: `m` is not a tensor of real numbers on a device.
     """
-    _check_numbers("m", m)
+    _check_drawable("m", m)
     if m.dim() > 2:
         m = m.movedim(0, -1).flatten(m.dim() - 3).mean(-1)
     mean = torch.diag(m) if m.dim() == 1 else m
@@ -186,7 +186,7 @@ def plot_maps(
         ValueError: the shapes do not fit.
     """
     require_tensors(x=x)
-    _check_numbers("m", m)
+    _check_drawable("m", m)
     _check_kernels(None if kernel is None else {"": kernel}, "kernel")
     if x.dim() != 4 or m.dim() not in (4, 5) or len(x) != len(m) or x.is_complex() or x.is_meta:
         raise ValueError(
@@ -219,10 +219,10 @@ def _check_named(argument: str, tensors: object) -> None:
     if not isinstance(tensors, Mapping) or not tensors:
         raise ValueError(f"`{argument}` must map names of layers to tensors, got {tensors!r}")
     for name, tensor in tensors.items():
-        _check_numbers(f"{argument}[{name!r}]", tensor)
+        _check_drawable(f"{argument}[{name!r}]", tensor)
 
 
-def _check_numbers(argument: str, tensor: object) -> None:
+def _check_drawable(argument: str, tensor: object) -> None:
     """Check that a tensor holds floating-point numbers that can be drawn."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"`{argument}` must be a tensor, got {tensor!r}")

@@ -1,6 +1,7 @@
 """A frozen backbone that moved all the same is not what the adapter will be loaded on."""
 
 import pickle
+from collections import OrderedDict
 from copy import deepcopy
 
 import pytest
@@ -35,9 +36,7 @@ def network():
         "spectral": nn.utils.spectral_norm(nn.Linear(4 * 4 * 4, 4 * 4 * 4)),
         "fc": nn.Linear(4 * 4 * 4, 5),
     }
-    network = nn.Sequential()
-    for name, layer in layers.items():
-        network.add_module(name, layer)
+    network = nn.Sequential(OrderedDict(layers))
     with torch.no_grad():
         network(torch.randn(6, 3, 8, 8))  # The spectral norm's weight is not computed yet else.
     return network.eval()

@@ -1,12 +1,13 @@
 """An adapter holds all that makes the network differ from its backbone, or is not saved."""
 
 import pickle
+from collections import OrderedDict
 from copy import deepcopy
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -21,9 +22,7 @@ def network():
         "flat": nn.Flatten(),
         "fc": nn.Linear(4 * 4 * 4, 5),
     }
-    network = nn.Sequential()
-    for name, layer in layers.items():
-        network.add_module(name, layer)
+    network = nn.Sequential(OrderedDict(layers))
     return network.eval()
 
 
@@ -196,15 +195,6 @@ def test_what_an_adapter_brought_is_saved_again(backbone, x, tmp_path):
     assert keys(ns.save_adapter(backbone, tmp_path / "d")) == {*HEAD, "bn.weight", "bn.bias"}
     switch.use(None)
     assert "_backbone_state" not in {name for m in backbone.modules() for name in vars(m)}
-
-
-@pytest.fixture
-def ranks(tmp_path):
-    """One rank of one."""
-    rendezvous = f"file://{tmp_path / 'ranks'}"
-    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
 
 
 def compiled(model):

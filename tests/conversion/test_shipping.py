@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch import distributed, fx, nn
+from torch import fx, nn
 from torch.ao.quantization import fuse_modules
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -46,15 +46,6 @@ def test_a_folded_frozen_network_is_torchs_alone(network):
     assert frozen[1]._forward_hooks
     x = torch.randn(2, 3, 12, 12)
     assert_close(fuse_modules(folded, [["0", "1", "2"]])(x), frozen(x))
-
-
-@pytest.fixture
-def ranks(tmp_path):
-    """One rank of one."""
-    rendezvous = f"file://{tmp_path / 'ranks'}"
-    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
 
 
 @pytest.mark.usefixtures("ranks")

@@ -13,7 +13,12 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity import models
-from neural_similarity.lab.train.checkpoint import WEIGHTS, State, restore_state, save_checkpoint
+from neural_similarity.lab.train.checkpoint import (
+    WEIGHTS,
+    TrainingState,
+    restore_state,
+    save_checkpoint,
+)
 
 SHARED = ns.Dynamic(ns.Diagonal(), ns.Shared(channels=3, hidden=5))
 
@@ -149,7 +154,9 @@ def test_copies_keep_the_ties(clone):
 def test_checkpoints_store_each_storage_once(tmp_path, layout):
     network = moved(ns.convert(plain_network(), SHARED)).to(memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
-    path = save_checkpoint(tmp_path, State(network, optimizer, torch.zeros(3)), {"b": "c"}, keep=1)
+    path = save_checkpoint(
+        tmp_path, TrainingState(network, optimizer, torch.zeros(3)), {"b": "c"}, keep=1
+    )
     with safe_open(path / WEIGHTS, "pt") as file:
         named = set(file.keys()) | (file.metadata().keys() - {"b"})
         assert file.metadata()["b"] == "c"
@@ -159,7 +166,9 @@ def test_checkpoints_store_each_storage_once(tmp_path, layout):
     assert len(heads) == 2  # one for each kernel size
     assert named == network.state_dict().keys()
     other = ns.convert(plain_network(), SHARED).to(memory_format=layout)
-    restore_state(path, State(other, torch.optim.SGD(other.parameters(), 0.1), torch.zeros(3)))
+    restore_state(
+        path, TrainingState(other, torch.optim.SGD(other.parameters(), 0.1), torch.zeros(3))
+    )
     x = torch.randn(2, 2, 15, 16)
     assert torch.equal(other(x), network(x))
     assert predictors(other)[0].head is predictors(other)[3].head

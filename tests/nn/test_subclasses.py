@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import neural_similarity as ns
 from neural_similarity.nn import register
-from neural_similarity.nn.layer import LAYERS
+from neural_similarity.nn.layer import LAYER_CLASSES
 
 
 class Plain(nn.Conv2d):
@@ -58,8 +58,8 @@ def moved(model):
 
 
 def test_defining_a_subclass_leaves_the_registry_and_our_layers_as_they_are():
-    assert LAYERS[nn.Conv2d] is ns.Conv2d
-    assert Plain not in LAYERS
+    assert LAYER_CLASSES[nn.Conv2d] is ns.Conv2d
+    assert Plain not in LAYER_CLASSES
     x, layer = torch.randn(2, 4, 5, 5), moved(ns.Conv2d(4, 4, 3, similarity="static-full"))
     y = layer(x)
     torch.testing.assert_close(layer.fold()(x), y)
@@ -71,7 +71,7 @@ def test_defining_a_subclass_leaves_the_registry_and_our_layers_as_they_are():
 def test_a_second_registration_is_refused(kind):
     with pytest.raises(ValueError, match=r"`plain` of .* that no layer is .* a Conv2d"):
         register(type("Again", (kind,), {"plain": nn.Conv2d}))
-    assert LAYERS[nn.Conv2d] is ns.Conv2d
+    assert LAYER_CLASSES[nn.Conv2d] is ns.Conv2d
 
 
 @pytest.mark.parametrize("members", [{}, {"plain": None}, {"plain": int}])
@@ -90,7 +90,7 @@ def test_a_registered_class_is_what_its_plain_class_becomes_and_folds_back_to():
         assert [type(layer) for layer in folded] == [Plain, nn.Conv2d]
         torch.testing.assert_close(folded(x), model(x))
     finally:
-        LAYERS.pop(Plain, None)
+        LAYER_CLASSES.pop(Plain, None)
 
 
 @pytest.mark.parametrize("kind", MAKE)

@@ -18,18 +18,18 @@ from neural_similarity.conversion.backbone_state import (
     set_state,
     take_states,
 )
-from neural_similarity.conversion.freezing import Network, similarities_of
+from neural_similarity.conversion.freezing import AnyNetwork, similarities_of
 from neural_similarity.conversion.pretrained import restore_saving, save_both
 from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.conversion.surgery import copy_in_modes
-from neural_similarity.conversion.tables import Table
+from neural_similarity.conversion.tables import PrintedTable
 from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer
 from neural_similarity.nn.layer import become_ours, has_similarity
 from neural_similarity.nn.modes import check_module
 
 
-def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Network:
+def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> AnyNetwork:
     """The network that `save_adapter` wrote, on its backbone, equal to the last bit.
 
     Args:
@@ -48,7 +48,7 @@ def load_adapter(backbone: Network, path: File, inplace: bool = False) -> Networ
     check_module(backbone, "backbone")
     require_flag("inplace", inplace)
     switch = adapters(backbone if inplace else copy_in_modes(backbone), adapter=path)
-    return cast(Network, switch.use("adapter").backbone)
+    return cast(AnyNetwork, switch.use("adapter").backbone)
 
 
 def adapters(backbone: nn.Module, **files: File) -> "Adapters":
@@ -63,7 +63,7 @@ def adapters(backbone: nn.Module, **files: File) -> "Adapters":
     return switch
 
 
-class Adapters(Table):
+class Adapters(PrintedTable):
     """Switches a backbone, in place, between adapters and none, merged or not.
 
     Layers and parameters of the backbone stay the same objects: without an adapter it computes what

@@ -17,7 +17,7 @@ from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module
 
-Network = TypeVar("Network", bound=nn.Module)
+AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
 NormMode = Literal["eval", "train"]
 log = logging.getLogger(__name__)
 _MOVED = (
@@ -26,7 +26,9 @@ _MOVED = (
 )
 
 
-def freeze_backbone(model: Network, norm: NormMode = "eval", train: Parts | None = None) -> Network:
+def freeze_backbone(
+    model: AnyNetwork, norm: NormMode = "eval", train: Parts | None = None
+) -> AnyNetwork:
     """Let only the similarities of `model` train, and what `train` names, in place. Paper, §4.
 
     All else is the backbone: `save_adapter` writes what trains, and `load_adapter` expects the rest
@@ -98,7 +100,7 @@ def _last_layer(model: nn.Module, similarities: Container[nn.Module]) -> str:
     return names[-1] if names else ""
 
 
-def unfreeze_backbone(model: Network) -> Network:
+def unfreeze_backbone(model: AnyNetwork) -> AnyNetwork:
     """Undo `freeze_backbone`: let all of `model` train again, in place.
 
     `save_adapter` still writes what was trainable until then.

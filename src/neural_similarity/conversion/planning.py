@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from neural_similarity.conversion.freezing import similarities_of
-from neural_similarity.conversion.tables import Table
+from neural_similarity.conversion.tables import PrintedTable
 from neural_similarity.conversion.where import (
     Choice,
     Where,
@@ -22,7 +22,7 @@ from neural_similarity.conversion.where import (
 from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import Dynamic, Geometry
 from neural_similarity.nn.layer import (
-    LAYERS,
+    LAYER_CLASSES,
     check_ready,
     geometry_of,
     has_similarity,
@@ -48,7 +48,7 @@ class _Unfit(str):
     """A reason that lies in the similarity, not in the layer."""
 
 
-class Plan(Table, dict[str, str | None]):
+class Plan(PrintedTable, dict[str, str | None]):
     """Why each layer is not converted, or None if it is; prints as a table with M's parameters."""
 
     def __init__(self, reasons: Mapping[str, str | None], model: nn.Module, spec: Similarity):
@@ -114,12 +114,14 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
         for name, module in modules.items()
         if _is_convolution(module) or name in names or is_chosen(where, name, module)
     }
-    missing = sorted(name for name in names if not isinstance(modules.get(name), tuple(LAYERS)))
+    missing = sorted(
+        name for name in names if not isinstance(modules.get(name), tuple(LAYER_CLASSES))
+    )
     globs = [glob for glob in where if is_glob(glob)] if isinstance(where, list) else []
-    kept = [name for name, layer in layers.items() if isinstance(layer, tuple(LAYERS))]
+    kept = [name for name, layer in layers.items() if isinstance(layer, tuple(LAYER_CLASSES))]
     missing += [glob for glob in globs if not any(matches_glob(name, glob) for name in kept)]
     if missing:
-        kinds = ", ".join(kind.__name__ for kind in LAYERS)
+        kinds = ", ".join(kind.__name__ for kind in LAYER_CLASSES)
         raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
     places = _excluded_places(model)
     return {
@@ -165,9 +167,9 @@ def _skip_reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | 
         return "has a similarity already"
     if isinstance(layer, nn.ConvTranspose2d) and isinstance(spec, Dynamic):
         return "is a transposed convolution, which takes a static similarity only"
-    if type(layer) in LAYERS and not chosen:
+    if type(layer) in LAYER_CLASSES and not chosen:
         return f"is a {type(layer).__name__}; name it in `where` to convert it, too"
-    if not isinstance(layer, tuple(LAYERS)):
+    if not isinstance(layer, tuple(LAYER_CLASSES)):
         return f"is a {_class_name(layer)} with its own `forward`; replace it by a torch.nn.Conv2d"
     if not chosen or not converts_class(where, layer):
         nearest, advice = _nearest_class(layer, where), _subclass_advice(layer)
@@ -195,13 +197,13 @@ def _subclass_advice(layer: nn.Module) -> str:
 def _class_name(layer: nn.Module) -> str:
     """The name of a layer's class, with its module if torch.nn has a class of that name."""
     kind = type(layer)
-    known = {one.__name__ for one in LAYERS}
+    known = {one.__name__ for one in LAYER_CLASSES}
     return f"{kind.__module__}.{kind.__name__}" if kind.__name__ in known else kind.__name__
 
 
 def _nearest_class(layer: nn.Module, where: Choice | None) -> str:
     """The torch class that a layer would have to be an instance of."""
-    kinds = (nn.Conv2d,) if where is None else LAYERS
+    kinds = (nn.Conv2d,) if where is None else LAYER_CLASSES
     return next((kind for kind in kinds if isinstance(layer, kind)), nn.Conv2d).__name__
 
 

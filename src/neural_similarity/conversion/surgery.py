@@ -10,7 +10,7 @@ from torch import nn
 
 from neural_similarity.choices import require_flag
 from neural_similarity.conversion.backbone_state import forget_states, remember_state
-from neural_similarity.conversion.freezing import Network, let_go, similarities_of
+from neural_similarity.conversion.freezing import AnyNetwork, let_go, similarities_of
 from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
 from neural_similarity.conversion.pretrained import restore_saving, save_both
 from neural_similarity.conversion.rollback import whole_or_nothing
@@ -25,11 +25,11 @@ OnDynamic = Literal["error", "keep"]
 
 
 def convert(
-    model: Network,
+    model: AnyNetwork,
     similarity: Similarity | SimilarityName,
     where: Where | None = None,
     inplace: bool = False,
-) -> Network:
+) -> AnyNetwork:
     """`model` with a similarity in its convolutions, and the same outputs until it is trained.
 
     Converts every module that is exactly a `torch.nn.Conv2d` with more than one kernel tap:
@@ -74,7 +74,7 @@ def convert(
     return model
 
 
-def unconvert(model: Network, inplace: bool = False) -> Network:
+def unconvert(model: AnyNetwork, inplace: bool = False) -> AnyNetwork:
     """`model` with its similarities dropped: the plain network with the kernels it has now.
 
     Normalisation that `freeze_backbone` holds is released; `requires_grad` does not change.
@@ -94,7 +94,7 @@ def unconvert(model: Network, inplace: bool = False) -> Network:
     return model
 
 
-def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
+def fold(model: AnyNetwork, dynamic: OnDynamic = "error") -> AnyNetwork:
     """A copy in which every static layer is torch's own and computes the same.
 
     Selections and shifts become even smaller layers, see `ns.Conv2d.fold`. Normalisation that
@@ -132,7 +132,7 @@ def fold(model: Network, dynamic: OnDynamic = "error") -> Network:
         if plain is not None and plain is not layer:
             if not name:
                 _clean(plain)
-                return cast(Network, plain)
+                return cast(AnyNetwork, plain)
             model.set_submodule(name, plain)
     if not similarities_of(model):
         _clean(model)
@@ -146,7 +146,7 @@ def _clean(model: nn.Module) -> None:
     restore_saving(model)
 
 
-def copy_in_modes(model: Network) -> Network:
+def copy_in_modes(model: AnyNetwork) -> AnyNetwork:
     """A deep copy in the same modes: torchvision's feature extractors copy into training mode."""
     try:
         copied = deepcopy(model)

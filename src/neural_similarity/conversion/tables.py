@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from html import escape
 
-Rows = Sequence[Sequence[str]]
+TextRows = Sequence[Sequence[str]]
 _NUMBERS = ("layers", "scalars", "kB")
 """Heads of columns that are set to the right."""
 
 
-class Table:
+class PrintedTable:
     """The base of what prints as a table, in notebooks as one of HTML."""
 
-    def table_rows(self) -> Rows:
+    def table_rows(self) -> TextRows:
         """The head and the rows."""
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from neural_similarity.conversion.wrappers import plain_name, plain_state, unwrap_model
-from neural_similarity.nn.layer import LAYERS, SimilarityLayer, torchs_class
+from neural_similarity.nn.layer import LAYER_CLASSES, SimilarityLayer, torchs_class
 
 Part = str | nn.Module
 Parts = Part | Collection[Part]
@@ -95,12 +95,12 @@ def exact_names(where: Choice | None) -> set[str]:
 def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     """Whether `where` selects a module."""
     if where is None:
-        return type(module) is nn.Conv2d or isinstance(module, LAYERS[nn.Conv2d])
+        return type(module) is nn.Conv2d or isinstance(module, LAYER_CLASSES[nn.Conv2d])
     if isinstance(where, list):
         found = any(is_glob(glob) and matches_glob(name, glob) for glob in where)
-        return name in where or (found and isinstance(module, tuple(LAYERS)))
+        return name in where or (found and isinstance(module, tuple(LAYER_CLASSES)))
     if isinstance(where, tuple):
-        return isinstance(module, tuple(LAYERS)) and isinstance(module, where)
+        return isinstance(module, tuple(LAYER_CLASSES)) and isinstance(module, where)
     return is_exact(module) and where(name, module)
 
 
@@ -118,8 +118,8 @@ def is_exact(layer: nn.Module) -> bool:
     Classes that torch puts on top, as for parametrizations and FSDP, do not count.
     """
     above = type(layer).__mro__
-    ours = next((n for n, base in enumerate(above) if base in LAYERS.values()), None)
+    ours = next((n for n, base in enumerate(above) if base in LAYER_CLASSES.values()), None)
     if ours is None:
-        return type(layer) in LAYERS
+        return type(layer) in LAYER_CLASSES
     users = all(issubclass(base, SimilarityLayer) for base in above[:ours])
     return users and not is_parametrized(layer)

@@ -15,7 +15,7 @@ from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks import command_task, task_of
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.checkpoint import (
-    State,
+    TrainingState,
     list_checkpoints,
     newest_checkpoint,
     restore_state,
@@ -213,7 +213,7 @@ def _load_task(recipe: TrainingRecipe, root: str | Path) -> Task[Any, Any]:
 def _begin_run(recipe: TrainingRecipe, place: _Place, origin: dict[str, Any] | None = None) -> Run:
     """`train` a recipe that is scaled already; `origin` is recorded in environment.json."""
     _require_equal_shares(recipe)
-    _require_text(recipe, place.data_root)
+    _check_settings(recipe, place.data_root)
     kind = task_of(recipe).RUN
     runtime = choose_runtime(place.device, recipe.precision, recipe.channels_last, recipe.threads)
     path = Path("runs") / recipe.folder_name(place.name) if place.out is None else Path(place.out)
@@ -240,7 +240,7 @@ def _require_equal_shares(recipe: TrainingRecipe) -> None:
         )
 
 
-def _require_text(recipe: TrainingRecipe, data_root: str | Path) -> None:
+def _check_settings(recipe: TrainingRecipe, data_root: str | Path) -> None:
     """Check, before data are read, that config.json can hold what is given."""
     settings = recipe_to_json(recipe) | {"data_root": str(Path(data_root).absolute())}
     for name, value in settings.items():
@@ -292,7 +292,7 @@ def _complete_run(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
     distributed.wait_for_all()
 
 
-def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> State:
+def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> TrainingState:
     """Train to the last step and return the state; the memory of batches is freed on return."""
     objective, validate = task.objective(run, runtime), task.validation(run, runtime)
     with _written_by_one(run):
@@ -314,7 +314,7 @@ def _written_by_one(run: Run) -> AbstractContextManager[object]:
     return hold_lock(run.path / CONFIG, taken) if distributed.is_first() else nullcontext()
 
 
-def _take_up(run: Run, state: State, runtime: Runtime) -> None:
+def _take_up(run: Run, state: TrainingState, runtime: Runtime) -> None:
     """Prepare the run folder for training from `state`."""
     cut_back(run.metrics, state.step)
     tidy_checkpoints(run, state.step)
@@ -332,7 +332,9 @@ def _take_up(run: Run, state: State, runtime: Runtime) -> None:
         )
 
 
-def _show_progress(run: Run, state: State, runtime: Runtime) -> AbstractContextManager[Progress]:
+def _show_progress(
+    run: Run, state: TrainingState, runtime: Runtime
+) -> AbstractContextManager[Progress]:
     if not distributed.is_first():
         return nullcontext(Progress())
     place = f"{device_name(runtime.device)} in {runtime.precision}"
@@ -340,7 +342,7 @@ def _show_progress(run: Run, state: State, runtime: Runtime) -> AbstractContextM
     return show_progress(title, run.recipe.steps, state.step)
 
 
-def initial_state(run: Run, runtime: Runtime) -> State:
+def initial_state(run: Run, runtime: Runtime) -> TrainingState:
     """The state before the first step: model and optimiser, functions of the recipe."""
     recipe = run.recipe
     model = runtime.place_model(
@@ -358,7 +360,7 @@ def initial_state(run: Run, runtime: Runtime) -> State:
     if distributed.process_rank():  # Else its dropout masks would equal the first's.
         torch.manual_seed(recipe.seed + distributed.process_rank())
     totals = torch.zeros(3, dtype=runtime.sum_dtype, device=runtime.device)
-    return State(model, optimizer, totals)
+    return TrainingState(model, optimizer, totals)
 
 
 def make_optimizer(recipe: TrainingRecipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -385,7 +387,7 @@ def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:
     write_json(run.path / ENVIRONMENT, record)
 
 
-def _state_facts(state: State, runtime: Runtime) -> dict[str, Any]:
+def _state_facts(state: TrainingState, runtime: Runtime) -> dict[str, Any]:
     """What every summary holds: steps, seconds, parameters, device, precision, command."""
     return {
         "steps": state.step,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-PLAIN = {"Δ": "d", "−": "-", "±": "+-", "×": "x", "—": "-", "…": "...", "←": "<-"}
+ASCII_SPELLINGS = {"Δ": "d", "−": "-", "±": "+-", "×": "x", "—": "-", "…": "...", "←": "<-"}
 """Our own characters where an encoding lacks them; others appear as Python's escapes."""
 
 
@@ -123,7 +123,9 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    spelled = (PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking)
+    spelled = (
+        ASCII_SPELLINGS.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking
+    )
     return "".join(spelled), error.end
 
 

@@ -30,7 +30,7 @@ else:
     NamedSequential = nn.Sequential
 
 
-class Sizes(NamedTuple):
+class StageSizes(NamedTuple):
     """Channels of each stage, convolutions in each, and units of the hidden layer."""
 
     channels: list[int]
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
     attended: int = 0
     """Number of stages, from the first on, that end in self-attention."""
 
-    def times_width(self, width: float) -> "Sizes":
+    def times_width(self, width: float) -> "StageSizes":
         """The same depths with `width` times the channels and units."""
         hidden = scale_channels([self.hidden], width)[0]
         return self._replace(channels=scale_channels(self.channels, width), hidden=hidden)

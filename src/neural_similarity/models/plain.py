@@ -9,7 +9,7 @@ from neural_similarity.models.blocks import conv_block
 from neural_similarity.models.building import (
     Convolution,
     NamedSequential,
-    Sizes,
+    StageSizes,
     build_sequential,
     check_no_similarity,
     check_sizes,
@@ -23,17 +23,17 @@ from neural_similarity.nn.text import Similarity, SimilarityName
 
 Variant = Literal["paper", "released"]
 
-_CNN9 = Sizes([32, 64, 128], (3, 3, 3), 256)
+_CNN9 = StageSizes([32, 64, 128], (3, 3, 3), 256)
 _CNN9_PLUS = {
-    "paper": Sizes([56, 112, 192], (4, 4, 4), 288),
-    "released": Sizes([64, 120, 208], (4, 4, 4), 288),
+    "paper": StageSizes([56, 112, 192], (4, 4, 4), 288),
+    "released": StageSizes([64, 120, 208], (4, 4, 4), 288),
 }
-WIDE = Sizes([128, 192, 256], (3, 3, 3), 256)
+WIDE = StageSizes([128, 192, 256], (3, 3, 3), 256)
 ATTENTIVE = WIDE._replace(attended=2)
 SHRINK = 8
 """Three pools halve the map."""
-_CNN10 = Sizes([64, 128, 256], (3, 3, 3), 512)
-_CNN10_PLUS = Sizes([88, 144, 264], (4, 4, 3), 512)
+_CNN10 = StageSizes([64, 128, 256], (3, 3, 3), 512)
+_CNN10_PLUS = StageSizes([88, 144, 264], (4, 4, 3), 512)
 _SHRINK10 = 32
 """The root, the pool after it and three more pools halve the map."""
 _FILTERS = (32, 32, 32, 32)
@@ -122,7 +122,7 @@ def check_variant(variant: str) -> None:
 
 
 def _build_cnn9(
-    sizes: Sizes,
+    sizes: StageSizes,
     num_classes: int,
     in_channels: int,
     image_size: int,
@@ -191,7 +191,7 @@ def cnn10_plus(
 
 
 def _build_cnn10(
-    sizes: Sizes,
+    sizes: StageSizes,
     num_classes: int,
     in_channels: int,
     image_size: int,

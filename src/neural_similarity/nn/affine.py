@@ -12,8 +12,8 @@ from neural_similarity.choices import require_flag
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.structure import Structure, StructureModule
 
-Part = Literal["angle", "scale", "shear", "shift"]
-PARTS: tuple[Part, ...] = get_args(Part)
+AffinePart = Literal["angle", "scale", "shear", "shift"]
+PARTS: tuple[AffinePart, ...] = get_args(AffinePart)
 _COUNTS = {"angle": 1, "scale": 2, "shear": 1, "shift": 2}
 
 
@@ -51,7 +51,7 @@ class Affine(Structure):
             have two dimensions.
     """
 
-    parts: Part | Sequence[Part] = PARTS
+    parts: AffinePart | Sequence[AffinePart] = PARTS
     tied: bool = False
 
     def __post_init__(self):
@@ -73,11 +73,11 @@ class Affine(Structure):
             raise ValueError(
                 f"Affine needs a kernel of two dimensions, got one of {geometry.kernel_size}"
             )
-        return _Affine(cast(tuple[Part, ...], self.parts), geometry.kernel_size)
+        return _Affine(cast(tuple[AffinePart, ...], self.parts), geometry.kernel_size)
 
 
 class _Affine(StructureModule):
-    def __init__(self, parts: tuple[Part, ...], kernel_size: tuple[int, ...]):
+    def __init__(self, parts: tuple[AffinePart, ...], kernel_size: tuple[int, ...]):
         super().__init__(sum(_COUNTS[part] for part in parts))
         self.parts = parts
         self.kernel_size = kernel_size

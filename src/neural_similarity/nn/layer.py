@@ -20,7 +20,7 @@ from neural_similarity.nn.text import Similarity, SimilarityName, parse_similari
 from neural_similarity.ops import require_tensors
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
-LAYERS: dict[type[nn.Module], type["SimilarityLayer"]] = {}
+LAYER_CLASSES: dict[type[nn.Module], type["SimilarityLayer"]] = {}
 """Maps torch's layer classes to ours."""
 _OF_EVERY_CLASS = {
     "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
@@ -167,12 +167,12 @@ def register(kind: Registered) -> Registered:
     plain = vars(kind).get("plain")
     if not (isinstance(plain, type) and issubclass(plain, nn.Module)):
         raise ValueError(f"`plain` of {kind.__name__} must be a class of modules, got {plain!r}")
-    if plain in LAYERS:
+    if plain in LAYER_CLASSES:
         raise ValueError(
             f"`plain` of {kind.__name__} must be a class that no layer is registered for, got "
-            f"{plain.__name__}, which is converted into a {LAYERS[plain].__name__}"
+            f"{plain.__name__}, which is converted into a {LAYER_CLASSES[plain].__name__}"
         )
-    LAYERS[plain] = kind
+    LAYER_CLASSES[plain] = kind
     return kind
 
 
@@ -204,7 +204,7 @@ def become_ours(layer: nn.Module) -> SimilarityLayer:
         if plain is None:
             raise ValueError(f"a {type(layer).__name__} cannot have a similarity")
         _release_forward(layer)
-        layer.__class__ = LAYERS[plain]
+        layer.__class__ = LAYER_CLASSES[plain]
     return cast(SimilarityLayer, layer)
 
 
@@ -247,7 +247,7 @@ def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:
 
     None where there is no such class: a `forward` or another method of torch's is overridden.
     """
-    plain = next((base for base in kind.__mro__ if base in LAYERS), None)
+    plain = next((base for base in kind.__mro__ if base in LAYER_CLASSES), None)
     if plain is None or issubclass(kind, SimilarityLayer):
         return None
     return plain if _adds_nothing(kind, plain) else None
@@ -267,14 +267,14 @@ def geometry_of(layer: nn.Module) -> Geometry:
 
 def counterpart_of(layer: nn.Module) -> type[SimilarityLayer]:
     """Our class for a torch layer, or the layer's own if it is ours."""
-    kind = LAYERS.get(torchs_class(type(layer)) or type(layer), type(layer))
+    kind = LAYER_CLASSES.get(torchs_class(type(layer)) or type(layer), type(layer))
     return cast(type[SimilarityLayer], kind)
 
 
 def check_exact(layer: SimilarityLayer) -> None:
     """Raise a `ValueError` where torch's class would drop what a subclass adds."""
     kind = type(layer)
-    exact = next((base for base in kind.__mro__ if base in LAYERS.values()), kind)
+    exact = next((base for base in kind.__mro__ if base in LAYER_CLASSES.values()), kind)
     if not _adds_nothing(kind, exact):
         mend = "; remove its parametrizations" if is_parametrized(layer) else ""
         raise ValueError(

@@ -12,7 +12,7 @@ from neural_similarity.nn.linear import Kernel, linear_geometry
 from neural_similarity.nn.similarity import Dynamic
 from neural_similarity.nn.text import Similarity, SimilarityName
 
-State = tuple[Tensor, Tensor]
+LSTMState = tuple[Tensor, Tensor]
 
 
 @register
@@ -100,7 +100,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         return {f"weight_{name}": part for name, part in parts}
 
     @fx_leaf
-    def forward(self, input: Any, hx: State | None = None) -> Any:
+    def forward(self, input: Any, hx: LSTMState | None = None) -> Any:
         """The output at every time and the last state, from the state `hx`, zero by default."""
         if self.similarity is None:
             return super().forward(input, hx)
@@ -120,13 +120,13 @@ class LSTM(SimilarityLayer, nn.LSTM):
         y, h, c = self._forward_static(x, h, c) if self.foldable() else self._forward_steps(x, h, c)
         return (y.transpose(0, 1) if self.batch_first else y), (h, c)
 
-    def _forward_unbatched(self, x: Tensor, hx: State | None) -> tuple[Tensor, State]:
+    def _forward_unbatched(self, x: Tensor, hx: LSTMState | None) -> tuple[Tensor, LSTMState]:
         batch = 0 if self.batch_first else 1
         state = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
         y, (h, c) = self.forward(x.unsqueeze(batch), state)
         return y.squeeze(batch), (h.squeeze(1), c.squeeze(1))
 
-    def _zero_state(self, x: Tensor) -> State:
+    def _zero_state(self, x: Tensor) -> LSTMState:
         zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
         return zeros, zeros
 
@@ -142,7 +142,7 @@ class LSTM(SimilarityLayer, nn.LSTM):
         )  # fmt: skip
 
     def _forward_steps(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        states: list[State] = []
+        states: list[LSTMState] = []
         for layer in range(self.num_layers):
             inputs = self._similar_product("ih", layer, x)
             state = h[layer], c[layer]
@@ -175,7 +175,7 @@ def lstm_geometries(layer: nn.LSTM) -> dict[str, Geometry]:
     return geometries
 
 
-def _next_state(gates: Tensor, c: Tensor) -> State:
+def _next_state(gates: Tensor, c: Tensor) -> LSTMState:
     """The next (h, c) from all gates, in torch's order: input, forget, cell, output.
 
     Under autocast the gates and h have its type, and c keeps its own, wider one.

@@ -20,7 +20,7 @@ from neural_similarity.nn.predictor import (
 )
 from neural_similarity.nn.spec import Spec
 
-Part = TypeVar("Part", bound=nn.Module | nn.Parameter)
+SharedPart = TypeVar("SharedPart", bound=nn.Module | nn.Parameter)
 
 _POOL: ContextVar[dict[Hashable, Any] | None] = ContextVar("_POOL", default=None)
 
@@ -133,7 +133,7 @@ class _Shared(nn.Module):
         return self.norm3(second(F.relu(self.norm2(first(adapted)))))
 
 
-def shared_part(key: Hashable, make: Callable[[], Part]) -> Part:
+def shared_part(key: Hashable, make: Callable[[], SharedPart]) -> SharedPart:
     """The module or parameter of this key in the current `sharing`, made where it is missing."""
     pool = _POOL.get()
     if pool is None:

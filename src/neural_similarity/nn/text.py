@@ -30,12 +30,12 @@ SimilarityName = Literal[
     "none", "static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"
 ]
 """The names of `SIMILARITIES`, so that type checkers find a misspelt one."""
-STRUCTURES = (
+STRUCTURE_CLASSES = (
     Diagonal, Full, LowRank, Symmetric, PositiveSemidefinite, Unstructured, Unshared,
     Masked, Dilation, Sparse, Select, Shift, Affine,
 )  # fmt: skip
 PREDICTORS = (SphereNet, CNN, Shared, Pooled, Light)
-SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURES, *PREDICTORS)}
+SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURE_CLASSES, *PREDICTORS)}
 """The dataclasses that a text may name."""
 
 

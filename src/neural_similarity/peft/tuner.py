@@ -14,7 +14,7 @@ from neural_similarity.conversion.freezing import hold_statistics, let_go
 from neural_similarity.conversion.planning import check_plan, make_plan
 from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.nn import Similarity, StaticSimilarity, sharing
-from neural_similarity.nn.layer import LAYERS
+from neural_similarity.nn.layer import LAYER_CLASSES
 from neural_similarity.peft.config import NSL, NslConfig
 from neural_similarity.peft.layer import NslLayer
 
@@ -160,7 +160,7 @@ def exact_pattern(names: Collection[str] | Mapping[str, Any]) -> str:
 
 def _check_target(layer: nn.Module, name: str, spec: Similarity) -> None:
     """Raise a `ValueError` where a target cannot have this similarity."""
-    kinds = [kind for kind in LAYERS if kind is not nn.LSTM]
+    kinds = [kind for kind in LAYER_CLASSES if kind is not nn.LSTM]
     if isinstance(layer, BaseTunerLayer):
         why = "has an adapter of another tuner"
     elif isinstance(layer, tuple(kinds)):

@@ -8,7 +8,7 @@ from tiny_folders import WANTED, check, picture, write_csv, write_folders
 
 from neural_similarity.lab.data import ClassSplit, Images, load_split
 from neural_similarity.lab.data.cifar import CIFAR100
-from neural_similarity.lab.data.class_split import PARTS, random_split
+from neural_similarity.lab.data.class_split import CLASS_PARTS, random_split
 from neural_similarity.lab.data.splits import SPLITS, load_cifar_split
 
 
@@ -16,7 +16,7 @@ def test_folders_of_parts(tmp_path):
     pixels = write_folders(tmp_path)
     split = load_split("classes", tmp_path, image_size=6)
     check(split)
-    for part in PARTS:
+    for part in CLASS_PARTS:
         assert np.array_equal(split.images_of_part(part).pixels.numpy(), pixels[part])
     both = split.images_of_part("train+val")
     assert both.classes == ("ant", "bee", "cat")
@@ -74,15 +74,15 @@ def test_a_class_may_be_called_train(tmp_path):
         for j in range(2):
             picture(tmp_path / name / f"{j}.png", 2 * i + j)
     split = load_split("classes", tmp_path, image_size=6)
-    found = [name for part in PARTS for name in split.images_of_part(part).classes]
+    found = [name for part in CLASS_PARTS for name in split.images_of_part(part).classes]
     assert sorted(found) == ["bus", "train", "tram"]
 
 
 def test_classes_are_shared_out_at_random_always_alike(tmp_path):
     names = [f"class{i:03}" for i in range(25)]
     split = random_split(names)
-    assert [len(split[part]) for part in PARTS] == [16, 4, 5]
-    assert sorted(name for part in PARTS for name in split[part]) == names
+    assert [len(split[part]) for part in CLASS_PARTS] == [16, 4, 5]
+    assert sorted(name for part in CLASS_PARTS for name in split[part]) == names
     assert random_split(names) == split
     assert random_split(names, seed=1) != split
     write_classes(tmp_path, names)
@@ -118,8 +118,8 @@ def test_cifar_splits(tmp_path, name, counts):
         records[:, 2] = records[:, 1]
         (folder / file).write_bytes(records.tobytes())
     split = load_cifar_split(name, tmp_path, counts=(200, 100))
-    assert tuple(len(split.images_of_part(part).classes) for part in PARTS) == counts
-    for part in PARTS:
+    assert tuple(len(split.images_of_part(part).classes) for part in CLASS_PARTS) == counts
+    for part in CLASS_PARTS:
         images = split.images_of_part(part)
         assert torch.bincount(images.labels).tolist() == [3] * len(images.classes)
         shown = [names[i] for i in images.pixels[:, 0, 0, 0].tolist()]
@@ -148,7 +148,7 @@ def test_fc100_has_no_superclass_in_two_parts():
 
 def test_embedded():
     split = load_split("embedded")
-    assert [len(split.images_of_part(part)) for part in PARTS] == [5000, 2000, 3000]
+    assert [len(split.images_of_part(part)) for part in CLASS_PARTS] == [5000, 2000, 3000]
     assert split.test.classes == ("Dress", "Shirt", "Ankle boot")
     with pytest.raises(ValueError, match="`image_size` is for mini-imagenet, omniglot, folder"):
         load_split("embedded", image_size=84)
@@ -231,7 +231,7 @@ def test_images_have_84_pixels_unless_another_size_is_given(tmp_path):
 def test_the_random_split_of_version_1_stays():
     """Another one would test on classes that earlier runs were trained on."""
     split = random_split(list("abcdefghij"))
-    assert [len(split[part]) for part in PARTS] == [6, 2, 2]
+    assert [len(split[part]) for part in CLASS_PARTS] == [6, 2, 2]
     found = {part: "".join(names) for part, names in split.items()}
     assert found == {"train": "abcdhi", "val": "gj", "test": "ef"}
 

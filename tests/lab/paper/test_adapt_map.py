@@ -18,7 +18,7 @@ from neural_similarity.lab.paper.adapt_map import (
     MAP_WAYS,
     RATE_CHANGES,
     RATE_DRAWS,
-    Trial,
+    MapRun,
     cell_trials,
     chosen_rate,
     missing_trials,
@@ -72,7 +72,7 @@ def test_a_cell_has_every_way_with_every_draw_but_what_no_draw_changes():
 
 @pytest.mark.parametrize("way", MAP_WAYS)
 def test_recipes_of_the_map_are_those_of_their_way(way):
-    recipe = trial_recipe(Trial(way, 0.25, "rotation-30", 4), 50)
+    recipe = trial_recipe(MapRun(way, 0.25, "rotation-30", 4), 50)
     assert (recipe.per_class, recipe.seed, recipe.lr) == (50, 4, 0.25)
     assert (recipe.dataset == "cifar10-rotation-30-undone") == (way == "undone")
     kept = way in ("nothing", "undone", "ssf")
@@ -123,7 +123,7 @@ def tiny_map(monkeypatch, tmp_path):
 @pytest.mark.parametrize("way", ["full", "full-default", "norm", "nothing"])
 def test_a_run_of_the_map_is_that_of_nsim_train_adapt(tiny_map, way):
     rate = 0.0 if way == "full-default" else 0.05
-    recipe = trial_recipe(Trial(way, rate, "rotation-30", 3), 2)
+    recipe = trial_recipe(MapRun(way, rate, "rotation-30", 3), 2)
     found = adapt_runs.run_in_memory(recipe, coloured_dataset(), tiny_map)
     run = session.train(recipe, out=tiny_map / "run", data_root=tiny_map, device="cpu")
     summary = read_json(run.summary)

@@ -9,7 +9,7 @@ from neural_similarity.lab.paper.adapt_map import (
     MAP_WAYS,
     RATE_CHANGES,
     RATE_DRAWS,
-    Trial,
+    MapRun,
     cell_trials,
 )
 from neural_similarity.lab.paper.adapt_report import map_to_markdown, read_cell, read_map
@@ -29,10 +29,10 @@ def write_rates(results, best=0.01):
             for rate in (0.003, 0.01, 0.03):
                 for change in RATE_CHANGES:
                     for draw in RATE_DRAWS:
-                        trial = Trial(way, rate, change, draw)
+                        trial = MapRun(way, rate, change, draw)
                         scores[str(trial)] = {"accuracy": 1 - abs(rate - best)}
     sheet = Sheet(rates_path(results, 10), {"labels": 10}, scores)
-    sheet.add(Trial("full", 0.003, "rotation-20", 11), {"accuracy": 1 - abs(0.003 - best)})
+    sheet.add(MapRun("full", 0.003, "rotation-20", 11), {"accuracy": 1 - abs(0.003 - best)})
 
 
 def write_cell(results, draws=(1, 2, 3, 4), rate=0.01, shares=SHARES):

@@ -13,7 +13,7 @@ from neural_similarity.lab.paper import TABLES, read_records, recording
 from neural_similarity.lab.paper.records import changed_fields
 from neural_similarity.lab.paper.tables import Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES, STARTS
-from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STARTS
+from neural_similarity.lab.recipes.pretrained import PRETRAINED_RECIPES, PRETRAINED_STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.train import RunError
 from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
@@ -139,7 +139,7 @@ def test_a_named_path_needs_its_backbone(path, capsys):
 
 
 def test_every_path_begins_with_the_plain_network_and_ends_after_as_many_updates():
-    for name in PRETRAINED:
+    for name in PRETRAINED_RECIPES:
         chain = [name]
         while chain[-1] in PRETRAINED_STARTS:
             chain.append(PRETRAINED_STARTS[chain[-1]])

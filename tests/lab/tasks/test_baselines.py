@@ -22,7 +22,7 @@ from neural_similarity.lab.tasks import baselines
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapt_network
 from neural_similarity.lab.tasks.baselines import (
     BLOCK,
-    LAYERS,
+    LAYER_BASELINES,
     Baseline,
     merge_baselines,
     with_baseline,
@@ -301,7 +301,7 @@ def test_every_baseline_is_on_the_page_with_its_number_of_parameters():
     page = (Path(__file__).parents[3] / "docs/baselines.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,]+) \|", page, re.M))
     assert set(rows) == set(get_args(Baseline)) - {"none"}
-    for name, kind in LAYERS.items():
+    for name, kind in LAYER_BASELINES.items():
         network = ns.models.resnet20()
         ns.freeze_backbone(network, train=with_baseline(network, name))
         count = sum(p.numel() for p in network.parameters() if p.requires_grad)

@@ -247,7 +247,7 @@ def test_how_far_m_moved_is_over_the_length_where_it_started(monkeypatch):
 
     monkeypatch.setattr(bias, "descend_factors", stretched)
     outcomes = iter(bias.compute(seeds=3).problems["sensing"].outcomes)
-    for starts in bias.STARTS:
+    for starts in bias.FACTOR_STARTS:
         for index, start in enumerate(starts):
             wanted = [0.0 if start.depth == 1 else float(index)] * 3
             assert next(outcomes).moved == pytest.approx(wanted)

@@ -13,7 +13,7 @@ from neural_similarity.lab.train.checkpoint import (
     MANIFEST,
     STATE,
     WEIGHTS,
-    State,
+    TrainingState,
     find_damage,
     list_checkpoints,
     newest_checkpoint,
@@ -27,7 +27,7 @@ def make_state(seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return State(model, optimizer, torch.zeros(3, dtype=torch.float64))
+    return TrainingState(model, optimizer, torch.zeros(3, dtype=torch.float64))
 
 
 def advance(state):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.data import Augment, Batches, Place, Preprocess
 from neural_similarity.lab.train import graph, loop
-from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.objective import Classification
 from neural_similarity.lab.train.runtime import Runtime
 from neural_similarity.models import cnn9
@@ -39,7 +39,7 @@ def make_job(device=CPU):
     optimizer = torch.optim.SGD(parameter_groups(model, weight_decay=0.01), lr=1, momentum=0.9)
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     objective = Classification(runtime, batches)
-    return loop.Job(TINY, runtime, objective), State(model, optimizer, totals)
+    return loop.Job(TINY, runtime, objective), TrainingState(model, optimizer, totals)
 
 
 def advance_through(job, state, advance):

@@ -16,7 +16,7 @@ NAME = "adapt-map"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class MapRunOptions:
     """Options of `nsim reproduce adapt-map`."""
 
     data: Path = Path("data")
@@ -29,7 +29,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOptions:
+class MapTableOptions:
     """Options of `nsim table adapt-map`."""
 
     results: Path = Path("results")
@@ -43,26 +43,26 @@ class ShowOptions:
             raise UsageError(f"--out must end in .md, got {self.out}")
 
 
-def reproduce(args: Sequence[str]) -> int:
+def reproduce_map(args: Sequence[str]) -> int:
     """Run what the map lacks, one run after the other on one thread; it may be stopped any time."""
     description = (
         "Run what the map of adaptation lacks: the choice of rates, then the cells, most telling "
         "ones first. One thread; every run is kept at once, and the same command goes on.\n\n"
         "example:\n  nsim reproduce adapt-map --data data"
     )
-    options = parse_options(RunOptions, args, prog="nsim reproduce", description=description)
+    options = parse_options(MapRunOptions, args, prog="nsim reproduce", description=description)
     run_map(options.data, options.results, print_notice)
     print_line(f"nsim table {NAME} shows the map")
     return 0
 
 
-def table(args: Sequence[str]) -> int:
+def print_map(args: Sequence[str]) -> int:
     """Print the map, or write it as Markdown and as a picture."""
     description = (
         "Show the cells of the map of adaptation that have run.\n\nexample:\n"
         "  nsim table adapt-map --out docs/table-adapt-map.md"
     )
-    options = parse_options(ShowOptions, args, prog="nsim table", description=description)
+    options = parse_options(MapTableOptions, args, prog="nsim table", description=description)
     cells = read_map(options.results)
     if options.out is None:
         print_line(map_to_markdown(cells).rstrip())

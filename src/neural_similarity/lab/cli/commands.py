@@ -15,7 +15,7 @@ Command = Callable[[Sequence[str]], int]
 Commands = Mapping[str, tuple[Command, str]]
 """By name, with a line of help."""
 WIDTH = 140
-NUMBERS = ("recipes", "steps", "classes", "parameters", "MACs")
+NUMBER_COLUMNS = ("recipes", "steps", "classes", "parameters", "MACs")
 """Columns that are aligned at the right."""
 
 
@@ -73,7 +73,7 @@ def print_table(
 
     table = Table(box=None, title=title, title_justify="left")
     for column in columns:
-        justify = "right" if column in NUMBERS else "left"
+        justify = "right" if column in NUMBER_COLUMNS else "left"
         table.add_column(column, no_wrap=column != wraps, overflow="fold", justify=justify)
     for row in rows:
         table.add_row(*map(escape_controls, row))

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from neural_similarity.files import locked_folder, new_file, regular_file
-from neural_similarity.lab.data.class_split import PARTS, ClassFiles, ClassSplit
+from neural_similarity.lab.data.class_split import CLASS_PARTS, ClassFiles, ClassSplit
 from neural_similarity.lab.data.decoding import read_all_pixels, read_header
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import Images, class_labels
 
 VERSION = 4
@@ -71,7 +71,12 @@ class PixelCache:
 
 
 def load_class_images(
-    name: str, files: ClassFiles, size: int, *, mode: str | None, progress: Progress | None = None
+    name: str,
+    files: ClassFiles,
+    size: int,
+    *,
+    mode: str | None,
+    progress: ProgressCallback | None = None,
 ) -> ClassSplit:
     """The images of `files`, resized and cropped to `size` pixels, from a cache beside them.
 
@@ -83,7 +88,7 @@ def load_class_images(
         paths = list(files.file_paths)
         grey = mode == "L" or (not mode and all(read_header(path).mode == "L" for path in paths))
         pixels = read_all_pixels(paths, "L" if grey else "RGB", (size, size), progress)
-        classes = [files.parts[part] for part in PARTS]
+        classes = [files.parts[part] for part in CLASS_PARTS]
         sizes = [[len(paths) for paths in part.values()] for part in classes]
         parts = zip(pixels.split([sum(part) for part in sizes]), sizes, classes, strict=True)
         return [Images(found, class_labels(part), tuple(names)) for found, part, names in parts]

@@ -19,7 +19,7 @@ from neural_similarity.lab.data.listing import (
     warn_of_others,
 )
 
-PARTS = ("train", "val", "test")
+CLASS_PARTS = ("train", "val", "test")
 SHARES = (64, 16, 20)
 """Classes of the three parts per hundred, as in Mini-ImageNet."""
 Files = dict[str, tuple[Path, ...]]
@@ -39,11 +39,11 @@ class ClassSplit:
     digest: str
 
     def __post_init__(self) -> None:
-        check_disjoint({part: self.images_of_part(part).classes for part in PARTS}, self.name)
+        check_disjoint({part: self.images_of_part(part).classes for part in CLASS_PARTS}, self.name)
 
     def images_of_part(self, name: str) -> Images:
         """The images of "train", "val", "test", or "train+val"."""
-        require_known("name", name, (*PARTS, "train+val"))
+        require_known("name", name, (*CLASS_PARTS, "train+val"))
         return join_classes(self.train, self.val) if name == "train+val" else getattr(self, name)
 
 
@@ -91,12 +91,12 @@ def random_split(names: list[str], seed: int = 0) -> dict[str, tuple[str, ...]]:
 
     Every part gets a class at least.
     """
-    if len(names) < len(PARTS):
-        raise ValueError(f"`names` must hold at least {len(PARTS)} classes, got {len(names)}")
+    if len(names) < len(CLASS_PARTS):
+        raise ValueError(f"`names` must hold at least {len(CLASS_PARTS)} classes, got {len(names)}")
     order = torch.randperm(len(names), generator=seeded_generator("class split", seed)).tolist()
     val, test = (max(1, round(len(names) * share / 100)) for share in SHARES[1:])
     cuts = {"train": order[val + test :], "val": order[:val], "test": order[val : val + test]}
-    return {part: tuple([names[i] for i in sorted(cuts[part])]) for part in PARTS}
+    return {part: tuple([names[i] for i in sorted(cuts[part])]) for part in CLASS_PARTS}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class ClassFiles:
     parts: dict[str, Files]
 
     def __post_init__(self) -> None:
-        for part in PARTS:
+        for part in CLASS_PARTS:
             if not self.parts.get(part):
                 raise ValueError(f"{self.folder} must have classes of the part {part}, got none")
         check_disjoint(self.parts, self.folder)
@@ -116,12 +116,12 @@ class ClassFiles:
     @property
     def file_paths(self) -> Iterator[Path]:
         """All files: part by part, class by class."""
-        return (p for part in PARTS for paths in self.parts[part].values() for p in paths)
+        return (p for part in CLASS_PARTS for paths in self.parts[part].values() for p in paths)
 
     def file_signature(self) -> str:
         """SHA-256 over parts, classes, and the names, sizes and times of change of all files."""
         digest = hashlib.sha256()
-        for part in PARTS:
+        for part in CLASS_PARTS:
             for name, paths in self.parts[part].items():
                 files = [
                     (p.relative_to(self.folder).as_posix(), *_file_state(p, part)) for p in paths
@@ -158,10 +158,10 @@ def find_class_files(folder: Path) -> ClassFiles:
 def find_parts(folder: Path) -> ClassFiles | None:
     """The files of `folder` where lists or folders say which class is in which part, else None."""
     if (folder / "train.csv").is_file():
-        return ClassFiles(folder, {part: _read_csv(folder, part) for part in PARTS})
+        return ClassFiles(folder, {part: _read_csv(folder, part) for part in CLASS_PARTS})
     found = part_folders(folder)
     if "train" in found:
-        places = {part: found.get(part, folder / part) for part in PARTS}
+        places = {part: found.get(part, folder / part) for part in CLASS_PARTS}
         warn_of_others(folder, list(places.values()))
         return ClassFiles(folder, {part: _class_folders(path) for part, path in places.items()})
     return None
@@ -182,14 +182,14 @@ def find_omniglot(folder: Path) -> ClassFiles:
 def _read_csv(folder: Path, part: str) -> Files:
     path = folder / f"{part}.csv"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: the split needs {', '.join(PARTS)}")
+        raise FileNotFoundError(f"{path} is missing: the split needs {', '.join(CLASS_PARTS)}")
     listed = read_image_list(path)
     return {label: tuple(folder / "images" / n for n in names) for label, names in listed.items()}
 
 
 def _class_folders(folder: Path, *, part: bool = True) -> Files:
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is missing: the split needs {', '.join(PARTS)}")
+        raise FileNotFoundError(f"{folder} is missing: the split needs {', '.join(CLASS_PARTS)}")
     members = list_images(folder, part=part).members
     return {name: tuple(folder / name / file for file in files) for name, files in members.items()}
 
@@ -197,20 +197,23 @@ def _class_folders(folder: Path, *, part: bool = True) -> Files:
 def _share_out_classes(folder: Path, files: Files) -> ClassFiles:
     path = folder / SPLIT
     split = _read_split(path) if path.is_file() else random_split(list(files))
-    for part in PARTS:
+    for part in CLASS_PARTS:
         for name in split[part]:
             if name not in files:
                 raise ValueError(f"{path} names the class {name!r} in {part}, which has no folder")
-    return ClassFiles(folder, {part: {name: files[name] for name in split[part]} for part in PARTS})
+    return ClassFiles(
+        folder, {part: {name: files[name] for name in split[part]} for part in CLASS_PARTS}
+    )
 
 
 def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     try:
         split = read_json(path)
-        found = {part: _names_of_part(split[part]) for part in PARTS}
+        found = {part: _names_of_part(split[part]) for part in CLASS_PARTS}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} must hold a list of class names for each of {', '.join(PARTS)}: {error!r}"
+            f"{path} must hold a list of class names for each of {', '.join(CLASS_PARTS)}: "
+            f"{error!r}"
         ) from error
     for part, names in found.items():
         _check_unique(names, f"{path} must name every class of {part} once")

@@ -61,10 +61,10 @@ def rotate_images(x: Tensor, _: torch.Generator, degrees: float) -> Tensor:
     return map_linearly(x, _, ((cosine, -sine), (sine, cosine)))
 
 
-Rows = tuple[tuple[float, float], tuple[float, float]]
+MatrixRows = tuple[tuple[float, float], tuple[float, float]]
 
 
-def map_linearly(x: Tensor, _: torch.Generator, rows: Rows) -> Tensor:
+def map_linearly(x: Tensor, _: torch.Generator, rows: MatrixRows) -> Tensor:
     """x (n, c, h, w) with the value of x at A p at every p; bilinear, black outside.
 
     A is given by its rows; a point p is (right, down) from the centre, from -1 to 1.

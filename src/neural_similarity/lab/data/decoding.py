@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from neural_similarity.files import open_file
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import ProgressCallback
 
 CENTRE = 224 / 256
 """Share of the shorter side that the central window of a test image has."""
@@ -71,7 +71,10 @@ def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
 
 
 def read_all_pixels(
-    paths: Sequence[Path], mode: str, size: tuple[int, int], progress: Progress | None = None
+    paths: Sequence[Path],
+    mode: str,
+    size: tuple[int, int],
+    progress: ProgressCallback | None = None,
 ) -> Tensor:
     """Pixels, uint8 (n, c, h, w), of all `paths`, each as `read_pixels` gives it."""
     width, height = size

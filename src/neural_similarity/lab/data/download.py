@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from neural_similarity.files import new_file
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.registry import find_folder, load_dataset
 
 CHUNK = 1 << 18
@@ -44,7 +44,9 @@ REMOTES = {
 }
 
 
-def download_dataset(name: str, root: str | Path, *, progress: Progress | None = None) -> Path:
+def download_dataset(
+    name: str, root: str | Path, *, progress: ProgressCallback | None = None
+) -> Path:
     """Fetch a data set unless it is already there and whole.
 
     Files arrive under another name, are checked, and only then take their place, where they replace
@@ -79,7 +81,7 @@ def _is_whole(name: str, root: Path) -> bool:
     return True
 
 
-def _install_file(remote: Remote, root: Path, name: str, progress: Progress | None) -> None:
+def _install_file(remote: Remote, root: Path, name: str, progress: ProgressCallback | None) -> None:
     """Fetch one file, and write it, or the files of an archive, to where they are read."""
     with tempfile.TemporaryFile(dir=root) as fetched:  # It has no name, so a kill leaves nothing.
         _fetch_file(remote, fetched, progress)
@@ -103,7 +105,7 @@ def _copy_content(content: IO[bytes], path: Path) -> None:
         shutil.copyfileobj(content, file)
 
 
-def _fetch_file(remote: Remote, file: IO[bytes], progress: Progress | None) -> None:
+def _fetch_file(remote: Remote, file: IO[bytes], progress: ProgressCallback | None) -> None:
     """Write a remote file to an open one."""
     try:
         md5 = _copy_url(remote.url, file, progress)
@@ -116,7 +118,7 @@ def _fetch_file(remote: Remote, file: IO[bytes], progress: Progress | None) -> N
         )
 
 
-def _copy_url(url: str, file: IO[bytes], progress: Progress | None) -> str:
+def _copy_url(url: str, file: IO[bytes], progress: ProgressCallback | None) -> str:
     """Copy `url` to an open file and return the MD5 of what came."""
     md5, done = hashlib.md5(usedforsecurity=False), 0
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as reply:

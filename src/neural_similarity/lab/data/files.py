@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-Progress = Callable[[int, int | None], None]
+ProgressCallback = Callable[[int, int | None], None]
 """Called with how many images or bytes are done, and of how many, None if unknown."""
 
 

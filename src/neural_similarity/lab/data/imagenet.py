@@ -21,7 +21,7 @@ from neural_similarity.lab.data.listing import (
 )
 
 NAME = "imagenet"
-PARTS = ("train", "val")
+IMAGENET_PARTS = ("train", "val")
 IMAGE_SIZE = 224
 
 
@@ -38,7 +38,7 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
     size = IMAGE_SIZE if image_size is None else image_size
     require_least("image_size", size)
     found = part_folders(root)
-    parts = [found.get(name, root / name) for name in PARTS]
+    parts = [found.get(name, root / name) for name in IMAGENET_PARTS]
     for part in parts:
         if not part.is_dir():
             raise FileNotFoundError(
@@ -85,7 +85,9 @@ def lay_out(source: str | Path, root: str | Path, held_out: int = 100) -> Path:
         _check_members(source / "images", name, files)
     with new_folder(root, replace=False) as fresh:
         for name, files in members.items():
-            for part, chosen in zip(PARTS, (files[:-held_out], files[-held_out:]), strict=True):
+            for part, chosen in zip(
+                IMAGENET_PARTS, (files[:-held_out], files[-held_out:]), strict=True
+            ):
                 folder = fresh / part / name
                 folder.mkdir(parents=True)
                 for file in chosen:

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from neural_similarity.lab.data.cache import PixelCache
-from neural_similarity.lab.data.class_split import PARTS, ClassSplit
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.class_split import CLASS_PARTS, ClassSplit
+from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import Images, class_labels, digest_of
 from neural_similarity.lab.data.unpickling import unpickle_arrays
 
 OLD = "miniImageNet_category_split_{}.pickle"
-KINDS = (
-    ("mini-imagenet-cache-{}.pkl", PARTS),
-    (OLD, PARTS),
-    (OLD, ("train_phase_train", *PARTS[1:])),
+ARCHIVES = (
+    ("mini-imagenet-cache-{}.pkl", CLASS_PARTS),
+    (OLD, CLASS_PARTS),
+    (OLD, ("train_phase_train", *CLASS_PARTS[1:])),
 )
 """The names of the public files: pattern and parts."""
 CACHE = "cache-pickles.pt"
@@ -26,14 +26,16 @@ CACHE = "cache-pickles.pt"
 
 def find_pickles(folder: Path) -> list[Path] | None:
     """The files of the three parts in `folder`, or None where one is missing."""
-    for pattern, names in KINDS:
+    for pattern, names in ARCHIVES:
         paths = [folder / pattern.format(name) for name in names]
         if all(path.is_file() for path in paths):
             return paths
     return None
 
 
-def load_pickles(name: str, paths: list[Path], progress: Progress | None = None) -> ClassSplit:
+def load_pickles(
+    name: str, paths: list[Path], progress: ProgressCallback | None = None
+) -> ClassSplit:
     """The images of three pickles, of which nothing but arrays and plain values is accepted.
 
     They are read once, into a cache beside them, `cache-pickles.pt`, which tells them by names,

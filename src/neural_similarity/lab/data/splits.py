@@ -21,7 +21,7 @@ from neural_similarity.lab.data.class_split import (
     select_classes,
 )
 from neural_similarity.lab.data.fashion_mnist import load_embedded
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import digest_of
 from neural_similarity.lab.data.pickles import find_pickles, load_pickles
 
@@ -86,7 +86,7 @@ def load_split(
     root: str | Path = "data",
     *,
     image_size: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ClassSplit:
     """A few-shot data set, its three parts of different classes.
 
@@ -114,7 +114,7 @@ def load_split(
 
 
 def _load_files(
-    name: str, root: Path, image_size: int | None, progress: Progress | None
+    name: str, root: Path, image_size: int | None, progress: ProgressCallback | None
 ) -> ClassSplit:
     find, usual, mode = FILES[name]
     size = usual if image_size is None else image_size

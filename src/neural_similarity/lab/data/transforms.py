@@ -14,7 +14,7 @@ from neural_similarity.lab.data.images import ImageFiles, ImageSet
 
 AT_ONCE = 512
 """Images that are padded at a time, so that intermediate results stay small."""
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation that torchvision's networks are trained with."""
 Inputs = Literal["normalized", "imagenet", "raw"]
 """The network's input: pixels normalised by the channels of the training images or by those of
@@ -138,7 +138,7 @@ class Preprocess:
         """What makes `inputs` of `images`: by ImageNet's numbers, raw, or by these images' own."""
         require_known("inputs", inputs, get_args(Inputs))
         if inputs == "imagenet":
-            return cls(*IMAGENET)
+            return cls(*IMAGENET_STATISTICS)
         return cls.raw_values(images.shape[0]) if inputs == "raw" else cls.fit_to_images(images)
 
     @classmethod
@@ -151,7 +151,7 @@ class Preprocess:
             ValueError: there are no images, or all values of a channel are equal.
         """
         if isinstance(images, ImageFiles):
-            return cls(*IMAGENET)
+            return cls(*IMAGENET_STATISTICS)
         moments = [_mean_and_deviation(images.pixels[:, c]) for c in range(images.pixels.shape[1])]
         for channel, (_, std) in enumerate(moments):
             if not std > 0:

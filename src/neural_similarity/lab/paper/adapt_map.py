@@ -14,7 +14,7 @@ from neural_similarity.lab.data.corruption import GEOMETRY, UNDONE
 from neural_similarity.lab.recipes.adaptation import CHANGED, WAYS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 
-FOLDER = "adapt-map"
+MAP_FOLDER = "adapt-map"
 """Folder of the map's records below that of all results."""
 CHANGES = {
     "rotation-30": "turned by 30°",
@@ -57,7 +57,7 @@ LONGER = {50: 2}
 """Factor on the steps for some numbers of labels."""
 
 
-class Trial(NamedTuple):
+class MapRun(NamedTuple):
     """A training run of a way under a change, by the seed that draws its images."""
 
     way: str
@@ -69,7 +69,7 @@ class Trial(NamedTuple):
         return f"{self.way} {self.rate:g} {self.change} {self.draw}"
 
 
-Scores = Mapping[str, float]
+RunScores = Mapping[str, float]
 """Accuracies on held-out images by the text of their trial."""
 
 
@@ -78,10 +78,10 @@ def cell_ways(change: str) -> list[str]:
     return [way for way in MAP_WAYS if way != "undone" or change in GEOMETRY]
 
 
-def trial_recipe(trial: Trial, labels: int) -> AdaptationRecipe:
+def trial_recipe(trial: MapRun, labels: int) -> AdaptationRecipe:
     """The recipe of a run; `nsim train adapt` with its fields trains the same network."""
     way = "nothing" if trial.way == "undone" else trial.way
-    fields: dict[str, Any] = {"similarity": None, "train": "M", "threads": 1, "precision": "fp32"}
+    fields: dict[str, Any] = {"similarity": None, "train": "M", "threads": 1, "precision": "bf16"}
     fields |= CHANGED | WAYS[way][1]
     fields["norm"] = "eval" if trial.way in OWN_STATISTICS else "train"
     undone = UNDONE if trial.way == "undone" else ""
@@ -96,17 +96,17 @@ def trial_recipe(trial: Trial, labels: int) -> AdaptationRecipe:
     return replace(recipe, steps=times * recipe.steps, drops=drops)
 
 
-def cell_trials(change: str, rates: Mapping[str, float]) -> list[Trial]:
+def cell_trials(change: str, rates: Mapping[str, float]) -> list[MapRun]:
     """The runs of a cell, a draw after the other; what does not depend on the draw runs once."""
     return [
-        Trial(way, FIXED_RATES.get(way, rates.get(way, 0.0)), change, draw)
+        MapRun(way, FIXED_RATES.get(way, rates.get(way, 0.0)), change, draw)
         for draw in DRAWS
         for way in cell_ways(change)
         if draw == DRAWS[0] or way not in ("nothing", "undone")
     ]
 
 
-def missing_trials(way: str, scores: Scores) -> list[Trial]:
+def missing_trials(way: str, scores: RunScores) -> list[MapRun]:
     """The runs that choosing a way's rate still needs, a few at a time; none once it is chosen."""
     rates = list(FIRST_RATES)
     while not (lacking := _lacking(way, rates, RATE_DRAWS[:1], scores)):
@@ -119,7 +119,7 @@ def missing_trials(way: str, scores: Scores) -> list[Trial]:
     return lacking
 
 
-def chosen_rate(way: str, scores: Scores) -> float:
+def chosen_rate(way: str, scores: RunScores) -> float:
     """The better of a way's two best rates over all draws; of equals the smaller.
 
     Raises:
@@ -131,17 +131,19 @@ def chosen_rate(way: str, scores: Scores) -> float:
     return _best_rates(way, rates, RATE_DRAWS, scores)[0]
 
 
-def _trials(way: str, rate: float, draws: tuple[int, ...]) -> list[Trial]:
-    return [Trial(way, rate, change, draw) for change in RATE_CHANGES for draw in draws]
+def _trials(way: str, rate: float, draws: tuple[int, ...]) -> list[MapRun]:
+    return [MapRun(way, rate, change, draw) for change in RATE_CHANGES for draw in draws]
 
 
-def _lacking(way: str, rates: list[float], draws: tuple[int, ...], scores: Scores) -> list[Trial]:
+def _lacking(
+    way: str, rates: list[float], draws: tuple[int, ...], scores: RunScores
+) -> list[MapRun]:
     trials = (trial for rate in rates for trial in _trials(way, rate, draws))
     return [trial for trial in trials if str(trial) not in scores]
 
 
 def _best_rates(
-    way: str, rates: list[float], draws: tuple[int, ...], scores: Scores
+    way: str, rates: list[float], draws: tuple[int, ...], scores: RunScores
 ) -> list[float]:
     """The rates by their mean accuracy, the best first, of equals the smaller."""
 

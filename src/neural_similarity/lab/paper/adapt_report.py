@@ -18,6 +18,7 @@ from neural_similarity.lab.paper.adapt_map import (
 )
 from neural_similarity.lab.paper.adapt_runs import cell_path, rates_path, read_sheet
 from neural_similarity.lab.paper.markdown import deviation_text, interval_text
+from neural_similarity.lab.paper.verdicts import LEVEL
 from neural_similarity.lab.recipes.adaptation import WAYS
 from neural_similarity.lab.train.scoring import unpack_correct
 from neural_similarity.lab.train.statistics import (
@@ -29,14 +30,14 @@ from neural_similarity.lab.train.statistics import (
 )
 
 OURS, OURS_UNTUNED = MAP_WAYS[:2]
-LEVEL = 0.05
 UNDONE_LABEL = "image changed back, network as it is"
-NOTE = (
+MAP_NOTE = (
     "Accuracy on the 10,000 test images, ± its standard deviation over draws of the labelled "
     "images. Leads are those of static full M in points, with 95 % intervals over draws and test "
     "images, crossed, and p-values adjusted by Holm for the baselines of the cell. Rates were "
     f"chosen for each way and number of labels under {', '.join(RATE_CHANGES)}, on images held "
-    "out; none on a test image. M's rate by curvature was not chosen at all."
+    "out; none on a test image. M's rate by curvature was not chosen at all. All runs are in "
+    "bfloat16."
 )
 
 
@@ -128,7 +129,7 @@ def map_to_markdown(cells: Sequence[CellReport], picture: str | None = None) -> 
     parts = [
         "# Where M wins: a map of adaptation (ResNet-20 of CIFAR-10)",
         summary,
-        NOTE,
+        MAP_NOTE,
         *map(_cell_to_markdown, cells),
     ]
     if picture:

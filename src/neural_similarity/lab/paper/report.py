@@ -11,7 +11,7 @@ import torch
 
 from neural_similarity.lab.paper.costs import StepCosts
 from neural_similarity.lab.paper.records import read_records, recorded_budgets
-from neural_similarity.lab.paper.rows import Metric, Panel, Row, Table
+from neural_similarity.lab.paper.rows import MetricName, Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train.recipe import scale_recipe
@@ -56,7 +56,7 @@ class RowReport:
     row: Row
     records: tuple[Record, ...]
     """Our records, which differ in their seed alone."""
-    metric: Metric
+    metric: MetricName
     """What is compared, in percent."""
     differences: tuple[Difference, ...]
     """To the rows that `Table.compared_rows` names; nothing to itself."""
@@ -274,7 +274,7 @@ def fullest_budget(table: Table, reader: _Reader) -> float:
     return max(counts, key=lambda budget: (counts[budget], budget), default=1.0)
 
 
-def metric_value(record: Record, metric: Metric) -> float:
+def metric_value(record: Record, metric: MetricName) -> float:
     """The metric of a run, in percent."""
     right = 100 * record.accuracies.mean().item()
     return 100 - right if metric == "error" else right
@@ -286,7 +286,9 @@ def trained_runs(records: Iterable[Record]) -> list[Record]:
     return [record for record in runs if not record.failed] or runs
 
 
-def compare_records(ours: Iterable[Record], theirs: Iterable[Record], metric: Metric) -> Difference:
+def compare_records(
+    ours: Iterable[Record], theirs: Iterable[Record], metric: MetricName
+) -> Difference:
     """The difference of records to others, by seed, by test image or task, and by both.
 
     Runs that failed are left out, unless all of a side did. By image or task, each one's
@@ -321,7 +323,7 @@ def by_number(records: Iterable[Record]) -> dict[int, Record]:
 def pooled_difference(
     ours: Iterable[Record],
     theirs: Iterable[Record],
-    metric: Metric,
+    metric: MetricName,
     scatter: tuple[float, int] | None,
 ) -> Difference:
     """As `compare_records`, and between the means by a panel's scatter of seeds.
@@ -345,7 +347,7 @@ def _row_difference(
     row: Row,
     records: Sequence[Record],
     groups: Groups,
-    metric: Metric,
+    metric: MetricName,
     scatter: tuple[float, int] | None,
 ) -> Difference:
     """The difference of a row's records to those of another that are comparable."""

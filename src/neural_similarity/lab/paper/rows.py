@@ -7,7 +7,7 @@ from typing import Literal
 
 from neural_similarity.lab.recipes import RECIPES
 
-Metric = Literal["error", "accuracy"]
+MetricName = Literal["error", "accuracy"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Panel:
     """Rows that are compared with each other; the first is the baseline."""
 
     title: str
-    metric: Metric
+    metric: MetricName
     rows: tuple[Row, ...]
 
     @property

@@ -30,7 +30,7 @@ def cifar10_table(title: str, *rows: Row) -> Table:
 CIFAR10_BASELINE = Row("CNN", "cifar10-cnn", 7.78)
 CIFAR10_DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns", 6.85)
 
-CIFAR10 = (
+CIFAR10_TABLE = (
     CIFAR10_BASELINE,
     Row("CNN, parameters of dynamic DNS", "cifar10-cnn-parameters"),
     Row("CNN++", "cifar10-cnn++", 7.29),
@@ -39,7 +39,7 @@ CIFAR10 = (
     CIFAR10_DYNAMIC,
     Row("dynamic UNS", "cifar10-dynamic-uns", 6.5),
 )
-CIFAR100 = (
+CIFAR100_TABLE = (
     Row("CNN", "cifar100-cnn", 28.95),
     Row("CNN, parameters of dynamic DNS", "cifar100-cnn-parameters"),
     Row("CNN++", "cifar100-cnn++", 28.70),
@@ -48,7 +48,7 @@ CIFAR100 = (
     Row("dynamic DNS", "cifar100-dynamic-dns", 27.81),
     Row("dynamic UNS", "cifar100-dynamic-uns", 28.02),
 )
-IMAGENET = (
+IMAGENET_TABLE = (
     Row("CNN-10", "imagenet-cnn10", 42.72, top5=19.11, parameters=8.90),
     Row("CNN-10++", "imagenet-cnn10++", 42.11, top5=18.98, parameters=9.71),
     Row("dynamic DNS", "imagenet-cnn10-dynamic-dns", 40.61, top5=18.04, parameters=9.61),
@@ -70,7 +70,7 @@ RESNET50 = (
     Row("dynamic DNS", "imagenet-resnet50-dynamic-dns", 23.45),
 )
 
-ABLATIONS = (
+ABLATION_TABLE = (
     error_panel(
         "Start of static DNS",
         Row("at I", "cifar10-static-dns"),
@@ -110,9 +110,9 @@ ABLATIONS = (
         Row("targets smoothed by 0.01", "cifar10-cnn-smooth"),
     ),
 )
-DYNAMIC = Row("dynamic DNS", "cifar10-dynamic-dns")
+DYNAMIC_ROW = Row("dynamic DNS", "cifar10-dynamic-dns")
 COSTS = (
-    DYNAMIC,
+    DYNAMIC_ROW,
     Row("half the hidden units", "cifar10-dynamic-dns-half-width"),
     Row("half the resolution", "cifar10-dynamic-dns-half-resolution"),
     Row("second layer 1×1", "cifar10-dynamic-dns-1x1"),
@@ -122,7 +122,7 @@ COSTS = (
     Row("CNN of as many MACs", "cifar10-cnn-macs"),
     Row("CNN about as slow", "cifar10-cnn-time"),
 )
-LONGER = tuple(
+LONGER_TABLE = tuple(
     Panel(
         f"CIFAR-{classes}",
         "error",
@@ -139,7 +139,7 @@ LONGER = tuple(
     )
     for classes in (10, 100)
 )
-STRUCTURES = (
+STRUCTURE_TABLE = (
     Row("full", "cifar10-static-uns"),
     Row("diagonal", "cifar10-static-dns"),
     Row("symmetric", "cifar10-static-symmetric"),
@@ -148,9 +148,9 @@ STRUCTURES = (
     Row("under an L1 penalty", "cifar10-static-l1"),
     Row("over channels and taps", "cifar10-static-unstructured"),
 )
-BASELINES = (
+BASELINE_TABLE = (
     Row("CNN", "cifar10-cnn"),
-    DYNAMIC,
+    DYNAMIC_ROW,
     Row("dynamic DNS, one M an image", "cifar10-dynamic-dns-per-image"),
     Row("full M an image, from averages", "cifar10-pooled"),
     Row("diagonal M an image, from averages", "cifar10-pooled-diagonal"),
@@ -158,7 +158,7 @@ BASELINES = (
     Row("dynamic filter network", "cifar10-dynamic-filter"),
     Row("modulated deformable convolution", "cifar10-deformable"),
 )
-SHARING = tuple(
+SHARING_TABLE = tuple(
     error_panel(
         f"CIFAR-10, static {kind}",
         Row("one M a layer", f"cifar10-static-{kind.lower()}"),
@@ -166,7 +166,7 @@ SHARING = tuple(
     )
     for kind in ("DNS", "UNS")
 )
-SHAPES = tuple(
+SHAPE_TABLE = tuple(
     error_panel(
         f"CIFAR-10, {kind} DNS",
         Row("without D", f"cifar10-{kind}-dns"),
@@ -176,7 +176,7 @@ SHAPES = tuple(
     )
     for kind in ("static", "dynamic")
 )
-PRETRAINED = (
+PRETRAINED_TABLE = (
     Row("CNN trained on, plain", "cifar10-pretrained-cnn"),
     Row("CNN, where all start", "cifar10-cnn"),
     *(
@@ -186,7 +186,7 @@ PRETRAINED = (
         for row in (Row(f"{label}: M alone", f"{name}-m"), Row(f"{label}, then all", name))
     ),
 )
-BOUNDS = (
+BOUND_TABLE = (
     Row("CNN", "cifar10-cnn"),
     Row("unbounded CNN predictor", "cifar10-dynamic-dns-cnn-unbounded"),
     Row("bounded by tanh", "cifar10-dynamic-dns-cnn-tanh"),
@@ -249,9 +249,9 @@ TABLES = {
     ),
     "4": Table(
         "Table 4: CIFAR-10 and CIFAR-100",
-        (error_panel("CIFAR-10", *CIFAR10), error_panel("CIFAR-100", *CIFAR100)),
+        (error_panel("CIFAR-10", *CIFAR10_TABLE), error_panel("CIFAR-100", *CIFAR100_TABLE)),
     ),
-    "5": Table("Table 5: CNN-10 on ImageNet", (error_panel("ImageNet", *IMAGENET),)),
+    "5": Table("Table 5: CNN-10 on ImageNet", (error_panel("ImageNet", *IMAGENET_TABLE),)),
     "6": few_shot_table(),
     "8": Table(
         "Table 8: SphereNet and self-attention", (Panel("CIFAR-10", "accuracy", SELF_ATTENTION),)
@@ -260,7 +260,7 @@ TABLES = {
         "Author response, table 2: ResNet on ImageNet",
         (error_panel("ResNet-18", *RESNET18), error_panel("ResNet-50", *RESNET50)),
     ),
-    "ablations": Table("Ablations: where paper and released code differ", ABLATIONS),
+    "ablations": Table("Ablations: where paper and released code differ", ABLATION_TABLE),
     "costs": cifar10_table("Error against cost: cheaper predictors, wider plain networks", *COSTS),
     "adapt": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, with a new head",
@@ -283,19 +283,19 @@ TABLES = {
             _adaptation_panel("CIFAR-10 under a turn by 90°", GROUPS["rotation-90"]),
         ),
     ),
-    "time": Table("Plain networks trained for the time of dynamic similarity", LONGER),
+    "time": Table("Plain networks trained for the time of dynamic similarity", LONGER_TABLE),
     "structures": Table(
-        "Constraints on static M (§3.4)", (Panel("CIFAR-10", "error", STRUCTURES),)
+        "Constraints on static M (§3.4)", (Panel("CIFAR-10", "error", STRUCTURE_TABLE),)
     ),
-    "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING),
-    "shapes": Table("Kernel shapes (J), by the rate of D_r (§3.5)", SHAPES),
+    "sharing": Table("M shared by the filters of a layer, or for each (§4)", SHARING_TABLE),
+    "shapes": Table("Kernel shapes (J), by the rate of D_r (§3.5)", SHAPE_TABLE),
     "pretrained": cifar10_table(
-        "Similarities on a pretrained network (§4): M alone, then all of it", *PRETRAINED
+        "Similarities on a pretrained network (§4): M alone, then all of it", *PRETRAINED_TABLE
     ),
     "bounds": cifar10_table(
-        "Predictors without batch normalisation, bounded or not (§7.1)", *BOUNDS
+        "Predictors without batch normalisation, bounded or not (§7.1)", *BOUND_TABLE
     ),
-    "rivals": cifar10_table("Baselines: other kernels that depend on the image", *BASELINES),
+    "rivals": cifar10_table("Baselines: other kernels that depend on the image", *BASELINE_TABLE),
 }
 TABLES |= {
     f"{name}-cifar100": on_other_data(TABLES[name], "CIFAR-100", "cifar10-", "cifar100-")

@@ -2,11 +2,11 @@
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes.adaptation import ADAPTATION
-from neural_similarity.lab.recipes.cifar import CIFAR10, CIFAR100
+from neural_similarity.lab.recipes.cifar import CIFAR10_RECIPES, CIFAR100_RECIPES
 from neural_similarity.lab.recipes.families import Family
 from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_STARTS
-from neural_similarity.lab.recipes.imagenet import IMAGENET, MINI100
-from neural_similarity.lab.recipes.pretrained import PRETRAINED, PRETRAINED_STARTS
+from neural_similarity.lab.recipes.imagenet import IMAGENET_RECIPES, MINI100
+from neural_similarity.lab.recipes.pretrained import PRETRAINED_RECIPES, PRETRAINED_STARTS
 from neural_similarity.lab.recipes.quickstart import QUICKSTART
 from neural_similarity.lab.recipes.released import RELEASED, SUFFIX, VARIANTS, released_variant
 from neural_similarity.lab.recipes.studies import STUDIES
@@ -14,13 +14,13 @@ from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
 
 FAMILIES: dict[str, Family] = {
     "quickstart": ("a few minutes on embedded images", QUICKSTART),
-    "cifar10": ("CIFAR-10, tables 1 to 4 and 8", CIFAR10),
-    "cifar100": ("CIFAR-100, tables 1 to 4 and 8", CIFAR100),
-    "imagenet": ("ImageNet, table 5 and the authors' response", IMAGENET),
+    "cifar10": ("CIFAR-10, tables 1 to 4 and 8", CIFAR10_RECIPES),
+    "cifar100": ("CIFAR-100, tables 1 to 4 and 8", CIFAR100_RECIPES),
+    "imagenet": ("ImageNet, table 5 and the authors' response", IMAGENET_RECIPES),
     "mini100": ("the same on Mini-ImageNet's 100 classes", MINI100),
     **ADAPTATION,
     **STUDIES,
-    "pretrained": ("similarities on a pretrained network, §4", PRETRAINED),
+    "pretrained": ("similarities on a pretrained network, §4", PRETRAINED_RECIPES),
     "released": ("CIFAR as the released code trains (--variant released)", RELEASED),
     **FEW_SHOT,
 }

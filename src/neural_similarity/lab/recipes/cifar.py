@@ -51,7 +51,7 @@ def dynamic_recipe(structure: Structure, predictor: Predictor = PREDICTOR) -> Re
     return with_similarity(Dynamic(structure, predictor=predictor))
 
 
-CIFAR10 = named(
+CIFAR10_RECIPES = named(
     "cifar10-",
     {
         "cnn": ("inner product: the plain CNN-9", BASE),
@@ -95,8 +95,8 @@ CIFAR10 = named(
         ),
     },
 )
-CIFAR100 = {
+CIFAR100_RECIPES = {
     name.replace("cifar10-", "cifar100-"): (text, replace(recipe, dataset="cifar100"))
-    for name, (text, recipe) in CIFAR10.items()
+    for name, (text, recipe) in CIFAR10_RECIPES.items()
 }
-CIFAR = CIFAR10 | CIFAR100
+CIFAR = CIFAR10_RECIPES | CIFAR100_RECIPES

@@ -17,10 +17,10 @@ from neural_similarity.lab.recipes.families import Family, named
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet, Static
 
-BASE = FewShotRecipe(select_on="val", drops=(18_000, 25_500))
-TASKS = replace(BASE, steps=40_000, drops=(24_000, 34_000), evaluate_every=2_000)
+FEW_SHOT_BASE = FewShotRecipe(select_on="val", drops=(18_000, 25_500))
+EPISODIC = replace(FEW_SHOT_BASE, steps=40_000, drops=(24_000, 34_000), evaluate_every=2_000)
 PROTO = replace(
-    TASKS,
+    EPISODIC,
     method="proto",
     ways=20,
     queries=5,
@@ -28,9 +28,9 @@ PROTO = replace(
     drops=(12_000, 17_000),
     evaluate_every=500,
 )
-RELATION = replace(TASKS, method="relation", queries=10)
+RELATION = replace(EPISODIC, method="relation", queries=10)
 MAML = replace(
-    TASKS,
+    EPISODIC,
     method="maml",
     meta_batch=4,
     steps=15_000,
@@ -44,23 +44,29 @@ FIRST_ORDER, META = (replace(MAML, method=name) for name in ("maml-first-order",
 STATIC, DYNAMIC = Static(Diagonal()), Dynamic(Diagonal(), predictor=PREDICTOR)
 
 # Pretraining on the base classes.
-NAMING = {
-    "cnn4": ("backbone of fine-tuning, nearest neighbour, static NSN", BASE),
-    "cnn4-64": ("the same with 64 filters: as large as dynamic NSN", replace(BASE, width=2)),
-    "cnn4-cosine": ("backbone of Baseline++", replace(BASE, method="baseline++")),
-    "dynamic": ("dynamic NSN", replace(BASE, similarity=DYNAMIC)),
-    "cnn9": ("CNN-9, the control of the deeper dynamic NSN", replace(BASE, model="cnn9")),
-    "resnet12": ("ResNet-12, where TADAM starts", replace(BASE, model="resnet12")),
-    "resnet34": ("ResNet-34, for discriminative k-shot", replace(BASE, model="resnet34")),
-    "wrn28": ("WRN-28-10, where LEO starts", replace(BASE, model="wrn28_10")),
-    "dynamic-cnn9": ("dynamic NSN on CNN-9", replace(BASE, model="cnn9", similarity=DYNAMIC)),
+PRETRAINING = {
+    "cnn4": ("backbone of fine-tuning, nearest neighbour, static NSN", FEW_SHOT_BASE),
+    "cnn4-64": (
+        "the same with 64 filters: as large as dynamic NSN",
+        replace(FEW_SHOT_BASE, width=2),
+    ),
+    "cnn4-cosine": ("backbone of Baseline++", replace(FEW_SHOT_BASE, method="baseline++")),
+    "dynamic": ("dynamic NSN", replace(FEW_SHOT_BASE, similarity=DYNAMIC)),
+    "cnn9": ("CNN-9, the control of the deeper dynamic NSN", replace(FEW_SHOT_BASE, model="cnn9")),
+    "resnet12": ("ResNet-12, where TADAM starts", replace(FEW_SHOT_BASE, model="resnet12")),
+    "resnet34": ("ResNet-34, for discriminative k-shot", replace(FEW_SHOT_BASE, model="resnet34")),
+    "wrn28": ("WRN-28-10, where LEO starts", replace(FEW_SHOT_BASE, model="wrn28_10")),
+    "dynamic-cnn9": (
+        "dynamic NSN on CNN-9",
+        replace(FEW_SHOT_BASE, model="cnn9", similarity=DYNAMIC),
+    ),
 }
 # Episodic training with 5 shots; `ONE_SHOT` has each recipe with 1 shot.
 BY_TASKS = {
-    "matching": ("matching networks", replace(TASKS, method="matching")),
+    "matching": ("matching networks", replace(EPISODIC, method="matching")),
     "matching-fce": (
         "matching networks, full context embeddings",
-        replace(TASKS, method="matching-fce"),
+        replace(EPISODIC, method="matching-fce"),
     ),
     "proto": ("prototypical networks, 20 ways", PROTO),
     "proto-64": ("the same with 64 filters", replace(PROTO, width=2)),
@@ -77,11 +83,11 @@ BY_TASKS = {
     "anil": ("ANIL: MAML of the head alone", replace(FIRST_ORDER, method="anil")),
     "tadam": (
         "TADAM on ResNet-12, from mini-resnet12",
-        replace(TASKS, method="tadam", model="resnet12"),
+        replace(EPISODIC, method="tadam", model="resnet12"),
     ),
     "leo": (
         "LEO on WRN-28-10, from mini-wrn28",
-        replace(TASKS, method="leo", model="wrn28_10", lr=4.102361e-4, meta_batch=12),
+        replace(EPISODIC, method="leo", model="wrn28_10", lr=4.102361e-4, meta_batch=12),
     ),
     "meta-static": (
         "meta-learned static NSN, from mini-cnn4",
@@ -120,7 +126,7 @@ ONE_SHOT = {
     )
     for name, (text, recipe) in BY_TASKS.items()
 }
-MINI = named("mini-", NAMING | BY_TASKS | ONE_SHOT)
+MINI = named("mini-", PRETRAINING | BY_TASKS | ONE_SHOT)
 
 # Chosen for a minute on a laptop: three classes to test on, 28 pixels, few filters, one thread.
 QUICKSTART = {

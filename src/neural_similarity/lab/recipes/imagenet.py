@@ -13,7 +13,7 @@ from neural_similarity.lab.recipes.cifar import PREDICTOR
 from neural_similarity.lab.train.recipe import Recipe
 from neural_similarity.nn import Diagonal, Dynamic, Static
 
-BASE = Recipe(
+IMAGENET_BASE = Recipe(
     dataset="imagenet",
     model="cnn10",
     steps=600_000,
@@ -25,7 +25,7 @@ DYNAMIC = Dynamic(Diagonal(), predictor=PREDICTOR)
 RESNETS = {
     f"imagenet-{model}{suffix}": (
         text,
-        replace(BASE, model=model, similarity=similarity, weight_decay=1e-4),
+        replace(IMAGENET_BASE, model=model, similarity=similarity, weight_decay=1e-4),
     )
     for model in ("resnet18", "resnet50")
     for suffix, text, similarity in (
@@ -35,15 +35,15 @@ RESNETS = {
     )
 }
 
-IMAGENET = {
-    "imagenet-cnn10": ("inner product: the plain CNN-10", BASE),
+IMAGENET_RECIPES = {
+    "imagenet-cnn10": ("inner product: the plain CNN-10", IMAGENET_BASE),
     "imagenet-cnn10++": (
         "plain, deeper and wider, as many parameters",
-        replace(BASE, model="cnn10_plus"),
+        replace(IMAGENET_BASE, model="cnn10_plus"),
     ),
     "imagenet-cnn10-dynamic-dns": (
         "a diagonal matrix predicted at every position",
-        replace(BASE, similarity=DYNAMIC),
+        replace(IMAGENET_BASE, similarity=DYNAMIC),
     ),
 } | RESNETS
 MINI100 = {
@@ -51,6 +51,6 @@ MINI100 = {
         f"{text}; 84 pixels",
         replace(recipe, image_size=84, steps=8_000, drops=(2_667, 5_000, 7_333)),
     )
-    for name, (text, recipe) in IMAGENET.items()
+    for name, (text, recipe) in IMAGENET_RECIPES.items()
 }
 """ImageNet's recipes on Mini-ImageNet's 100 classes, for those who cannot get ImageNet."""

@@ -31,7 +31,7 @@ STAGE = AdaptationRecipe(
     evaluate_every=1_000,
 )
 CONTROL = replace(STAGE, similarity=None, train="all", steps=64_000, drops=(48_000,), lr=ALL_LR)
-SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
+PRETRAINED_SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
     "static-dns": ("static diagonal", Static(Diagonal()), 0.03),
     "static-uns": ("static full", Static(Full()), 0.03),
     "dynamic-dns": ("dynamic diagonal", Dynamic(Diagonal(), predictor=PREDICTOR), 0.03),
@@ -41,7 +41,7 @@ SIMILARITIES: dict[str, tuple[str, Similarity, float]] = {
 
 def _pretrained_path(kind: str) -> dict[str, tuple[str, TrainingRecipe, str]]:
     """The stages, M alone and then everything: description, recipe and start, by name."""
-    text, similarity, lr = SIMILARITIES[kind]
+    text, similarity, lr = PRETRAINED_SIMILARITIES[kind]
     name = f"cifar10-pretrained-{kind}"
     alone = replace(STAGE, similarity=similarity, train="M", lr=lr)
     together = replace(alone, train="all", lr=ALL_LR)
@@ -53,7 +53,11 @@ def _pretrained_path(kind: str) -> dict[str, tuple[str, TrainingRecipe, str]]:
 
 _ENTRIES = {
     "cifar10-pretrained-cnn": (f"{PLAIN} trained on, plain, for as long", CONTROL, PLAIN)
-} | {name: entry for kind in SIMILARITIES for name, entry in _pretrained_path(kind).items()}
-PRETRAINED: Recipes = {n: entry[:2] for n, entry in _ENTRIES.items()}
+} | {
+    name: entry
+    for kind in PRETRAINED_SIMILARITIES
+    for name, entry in _pretrained_path(kind).items()
+}
+PRETRAINED_RECIPES: Recipes = {n: entry[:2] for n, entry in _ENTRIES.items()}
 PRETRAINED_STARTS = {name: start for name, (*_, start) in _ENTRIES.items()}
 """For each recipe, the recipe whose run is its backbone."""

@@ -9,12 +9,12 @@ from neural_similarity.nn import Diagonal, Dynamic, Full, Similarity, SphereNet,
 
 SUFFIX = "@released"
 VARIANTS = ("paper", "released")
-MODELS = ("cnn9", "cnn9_plus")
+RELEASED_MODELS = ("cnn9", "cnn9_plus")
 """The networks of tables 1 to 4."""
 SMALL = (0.1, 0.001)
 """Factors on He's deviation with which the released predictors start."""
 PATCHES = SphereNet(normalize="input", scales=SMALL)
-SIMILARITIES: dict[Similarity | None, Similarity | None] = {
+RELEASED_SIMILARITIES: dict[Similarity | None, Similarity | None] = {
     None: None,
     Static(Diagonal()): Static(Diagonal(), init="released"),
     Static(Full()): Static(Full(residual=False)),
@@ -49,7 +49,7 @@ def released_variant(recipe: Recipe) -> Recipe:
     `SphereNet(normalize="both", bounded=True)`; the code normalises batches after that, which we
     leave out, as it undoes the bound.
     """
-    if recipe.similarity not in SIMILARITIES or recipe.model not in MODELS:
+    if recipe.similarity not in RELEASED_SIMILARITIES or recipe.model not in RELEASED_MODELS:
         raise ValueError(
             f"`recipe` must be one that code was released for, got {recipe.similarity!r} in "
             f"{recipe.model}"
@@ -58,7 +58,7 @@ def released_variant(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
         variant="released",
-        similarity=SIMILARITIES[recipe.similarity],
+        similarity=RELEASED_SIMILARITIES[recipe.similarity],
         similarity_decay=decay,
         steps=42_500,
         drops=(20_000, 30_000, 37_500),
@@ -74,7 +74,7 @@ def released_variant(recipe: Recipe) -> Recipe:
 RELEASED = {
     f"{name}{SUFFIX}": (f"{text}; as the released code", released_variant(recipe))
     for name, (text, recipe) in CIFAR.items()
-    if recipe.similarity in SIMILARITIES and recipe.model in MODELS
+    if recipe.similarity in RELEASED_SIMILARITIES and recipe.model in RELEASED_MODELS
 } | {
     f"{name}{SUFFIX}": (f"{text}; the released network", replace(recipe, variant="released"))
     for name, (text, recipe) in CIFAR.items()

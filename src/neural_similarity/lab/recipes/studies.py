@@ -28,7 +28,7 @@ RELEASED_START = partial(Dynamic, init="released")
 SMALL = replace(PATCHES, batch_norm=True)
 """The released predictor, normalised with PyTorch's eps."""
 
-ABLATIONS = named(
+ABLATION_RECIPES = named(
     "cifar10-",
     {
         "static-dns-eye": (
@@ -69,14 +69,14 @@ ABLATIONS = named(
         "cnn-smooth": ("targets smoothed by 0.01", replace(BASE, label_smoothing=0.01)),
     },
 )
-SHARING = {
+SHARING_RECIPES = {
     f"cifar10-static-{name}-by-filter": (
         f"a learned {kind} matrix for each filter",
         with_similarity(Static(Unshared(structure, filters="each"))),
     )
     for name, kind, structure in (("dns", "diagonal", Diagonal()), ("uns", "full", Full()))
 }
-STRUCTURES = {
+STRUCTURE_RECIPES = {
     f"cifar10-static-{name}": (f"M {text}, §3.4", replace(BASE, **settings))
     for name, text, settings in (
         ("symmetric", "symmetric", {"similarity": Static(Symmetric())}),
@@ -86,7 +86,7 @@ STRUCTURES = {
         ("unstructured", "over channels and taps", {"similarity": Static(Unstructured())}),
     )
 }
-SHAPES = {
+SHAPE_RECIPES = {
     f"cifar10-{kind}-dns-j-rate{rate}": (
         f"{kind}, a learned shape whose D_r learns {rate} times as fast",
         with_similarity(similarity(Masked(Diagonal(), rate=float(rate)))),
@@ -97,7 +97,7 @@ SHAPES = {
     }.items()
     for rate in (10, 100)
 }
-BOUNDS = named(
+BOUND_RECIPES = named(
     "cifar10-dynamic-dns-cnn-",
     {
         "unbounded": ("a plain CNN as predictor", diagonal(CNN(bound=None))),
@@ -129,7 +129,7 @@ CONTROLS = named(
     },
 )
 # Times of an update over the plain CNN's, likewise: the plain CNN trains as long in time.
-LONGER = {
+LONGER_RECIPES = {
     f"{data}-cnn-long-{name}": (
         f"plain, trained for the time of dynamic {name.upper()}",
         replace(scale_recipe(BASE, times), dataset=data),
@@ -137,7 +137,7 @@ LONGER = {
     for data in ("cifar10", "cifar100")
     for name, times in (("dns", 3.3), ("uns", 9.95))
 }
-BASELINES = named(
+BASELINE_RECIPES = named(
     "cifar10-",
     {
         "dynamic-dns-per-image": (
@@ -162,12 +162,12 @@ BASELINES = named(
 )
 
 STUDIES: dict[str, Family] = {
-    "ablations": ("where the paper and the released code differ", ABLATIONS),
-    "sharing": ("M for each filter", SHARING),
-    "shapes": ("kernel shapes that learn faster", SHAPES),
-    "bounds": ("CNN predictors without batch normalisation", BOUNDS),
+    "ablations": ("where the paper and the released code differ", ABLATION_RECIPES),
+    "sharing": ("M for each filter", SHARING_RECIPES),
+    "shapes": ("kernel shapes that learn faster", SHAPE_RECIPES),
+    "bounds": ("CNN predictors without batch normalisation", BOUND_RECIPES),
     "cheaper": ("cheaper predictors", CHEAPER),
-    "controls": ("plain networks as dear as dynamic similarity", CONTROLS | LONGER),
-    "structures": ("constraints on static M, §3.4", STRUCTURES),
-    "baselines": ("other kernels that depend on the image", BASELINES),
+    "controls": ("plain networks as dear as dynamic similarity", CONTROLS | LONGER_RECIPES),
+    "structures": ("constraints on static M, §3.4", STRUCTURE_RECIPES),
+    "baselines": ("other kernels that depend on the image", BASELINE_RECIPES),
 }

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
 from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import seeded_generator, split_off
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
@@ -20,7 +20,7 @@ from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
 from neural_similarity.lab.tasks.classification import ClassificationTask, fit_recipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
-from neural_similarity.lab.train.checkpoint import State, state_digest
+from neural_similarity.lab.train.checkpoint import TrainingState, state_digest
 from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, start_facts
@@ -28,7 +28,7 @@ from neural_similarity.models import parameters
 from neural_similarity.nn import Full, Similarity, Static, evaluation_mode
 from neural_similarity.regularize import parameter_groups
 
-PARTS = ("M", "head", "norm", "bias", "baseline")
+ADAPTATION_PARTS = ("M", "head", "norm", "bias", "baseline")
 """What can train, besides "all" and "nothing"."""
 HELP = """Adapt a pretrained network: nsim train adapt --backbone WORD --data FOLDER
 
@@ -101,10 +101,10 @@ class AdaptationRecipe(Recipe):
         super().__post_init__()
         parts = self.train.split("+")
         known = parts in (["all"], ["nothing"]) or (
-            set(parts) <= set(PARTS) and len(set(parts)) == len(parts)
+            set(parts) <= set(ADAPTATION_PARTS) and len(set(parts)) == len(parts)
         )
         self._require_field(
-            known, "train", f"be all, nothing, or some of {', '.join(PARTS)} joined by +"
+            known, "train", f"be all, nothing, or some of {', '.join(ADAPTATION_PARTS)} joined by +"
         )
         if self.similarity is not None and "M" not in parts and parts != ["all"]:
             raise ValueError(
@@ -228,7 +228,7 @@ class AdaptationTask(ClassificationTask):
         return (self.whole or self.dataset).digest
 
     @classmethod
-    def load(cls, recipe: Any, root: str | Path, progress: Progress | None = None) -> Self:
+    def load(cls, recipe: Any, root: str | Path, progress: ProgressCallback | None = None) -> Self:
         """The task of a recipe, its images from `root` with the backbone's size and channels."""
         if recipe.channels is None or (recipe.dataset in IN_PLACE and recipe.image_size is None):
             recipe = _resolve_backbone(recipe)
@@ -311,7 +311,7 @@ class AdaptationTask(ClassificationTask):
         usual = self.recipe.pretrained_source.usual_input(self.recipe).preprocess
         return super().preprocess() if usual is None else usual
 
-    def finish_run(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
+    def finish_run(self, run: Run, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         scores = super().finish_run(run, state, runtime)
         with content_errors(run.path / ENVIRONMENT):
             backbone = read_facts(run.path / ENVIRONMENT)["backbone"]

@@ -14,7 +14,7 @@ from neural_similarity.choices import import_optional, nearest_name
 from neural_similarity.conversion import check_finite, convert, fold
 from neural_similarity.files import open_file, regular_file
 from neural_similarity.lab.data import IN_PLACE, Preprocess
-from neural_similarity.lab.data.transforms import IMAGENET
+from neural_similarity.lab.data.transforms import IMAGENET_STATISTICS
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train.recipe import TrainingRecipe
@@ -94,7 +94,7 @@ class Backbone:
         if self.word.startswith(TIMM):
             config = _timm_config(self.word).get_pretrained_cfg(self._library_name)
             if config is None:
-                return Usual(3, 224, Preprocess(*IMAGENET))
+                return Usual(3, 224, Preprocess(*IMAGENET_STATISTICS))
             channels, size, _ = config.input_size
             return Usual(channels, size, Preprocess(config.mean, config.std))
         if self.word.startswith(TORCHVISION):
@@ -104,7 +104,9 @@ class Backbone:
                 .DEFAULT.transforms()
             )
             size = getattr(shown, "crop_size", [224])[0]
-            mean, std = (getattr(shown, key, IMAGENET[i]) for i, key in enumerate(("mean", "std")))
+            mean, std = (
+                getattr(shown, key, IMAGENET_STATISTICS[i]) for i, key in enumerate(("mean", "std"))
+            )
             return Usual(3, size, Preprocess(tuple(mean), tuple(std)))
         if self.is_run:
             run = self.finished_run()
@@ -175,7 +177,7 @@ class Backbone:
         same = fits and (self.classifier == "kept" or (same and self.classifier == "auto"))
         taken = {key: t for key, t in state.items() if same or not key.startswith(f"{head}.")}
         try:
-            _check_numbers(taken, own)
+            _check_tensors(taken, own)
             wrong = model.load_state_dict(taken, strict=False)
         except (RuntimeError, ValueError) as error:
             raise self._misfit(_first_line(error)) from error
@@ -327,7 +329,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _check_numbers(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Check that tensors are finite and real, and floating-point where the network's own are."""
     for name in own.keys() & tensors.keys():
         tensor, dtype = tensors[name], own[name].dtype

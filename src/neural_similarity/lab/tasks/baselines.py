@@ -35,7 +35,7 @@ REDUCTION = 8
 """Channels for each of a Conv-Adapter's own, its authors' default."""
 
 
-class BaselineLayer(nn.Module, ABC):
+class TunedLayer(nn.Module, ABC):
     """A layer with a few new parameters, at whose first values it computes the same as before."""
 
     PARTS: ClassVar[tuple[str, ...]]
@@ -46,7 +46,7 @@ class BaselineLayer(nn.Module, ABC):
         """Add the new parameters to a layer that was plain so far."""
 
 
-class BaselineConv2d(BaselineLayer, nn.Conv2d):
+class TunedConv2d(TunedLayer, nn.Conv2d):
     """A convolution whose kernel and bias are computed from its own and the new parameters."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class BaselineConv2d(BaselineLayer, nn.Conv2d):
         return layer
 
 
-class ScaleShift(BaselineConv2d):
+class ScaleShift(TunedConv2d):
     """s (W * x + b) + t with s, t of each filter: SSF (Lian et al., arXiv:2210.08823).
 
     Parameters: 2 O. Starts at s = 1, t = 0. Code: https://github.com/dongzelian/SSF
@@ -85,7 +85,7 @@ class ScaleShift(BaselineConv2d):
         return kernel, self.shift if self.bias is None else self.bias * self.scale + self.shift
 
 
-class Turned(BaselineConv2d):
+class Turned(TunedConv2d):
     """R W, R orthogonal within blocks of filters: diag-OFT (Qiu et al., arXiv:2306.07280).
 
     As in LyCORIS, R = (I + Q)(I - Q)^-1 with Q = B - Bᵀ, and B (blocks, size, size) starts at 0.
@@ -105,7 +105,7 @@ class Turned(BaselineConv2d):
         return self.weight + change, self.bias
 
 
-class FilterAtoms(BaselineConv2d):
+class FilterAtoms(TunedConv2d):
     """W + (W V) D with the atoms D (m, K), m = 6: filter-subspace tuning (arXiv:2403.00269).
 
     The coefficients W V are fixed; V (K, m) are the first m eigenvectors of Wᵀ W. D starts at 0.
@@ -132,7 +132,7 @@ class FilterAtoms(BaselineConv2d):
         return self.weight + change.view_as(self.weight), self.bias
 
 
-class ResidualAdapter(BaselineConv2d):
+class ResidualAdapter(TunedConv2d):
     """W * x + A x with a matrix A (O, C/g): task-specific adapters, TSA (arXiv:2107.00358).
 
     A x sees the pixel below the centre of the kernel, so A adds to the central tap. Starts at
@@ -171,7 +171,7 @@ class ResidualVector(ResidualAdapter):
         return self.central if self.central.dim() == 2 else self.central.diag()
 
 
-class LowRank(BaselineConv2d):
+class LoraC(TunedConv2d):
     """W + view(B A), B (kh O/g, kh r), A (kh r, kw C): LoRA-C (arXiv:2410.16954) of rank r = 1.
 
     B starts at 0, A as the weight of a linear layer. Parameters: 9 r (C + O/g) for 3x3 taps.
@@ -193,13 +193,13 @@ class LowRank(BaselineConv2d):
         return self.weight + change, self.bias
 
 
-class LowRank4(LowRank):
+class LoraC4(LoraC):
     """LoRA-C of rank 4, see `LowRank`."""
 
     RANK = 4
 
 
-class ConvAdapter(BaselineLayer, nn.Conv2d):
+class ConvAdapter(TunedLayer, nn.Conv2d):
     """W * x + s (P relu(G * x + b) + c): Conv-Adapter (arXiv:2208.07463) beside every convolution.
 
     G has W's taps and w = C/8 filters in as many groups, P is 1x1, s a gain of each filter. Because
@@ -227,7 +227,7 @@ class ConvAdapter(BaselineLayer, nn.Conv2d):
         return super().forward(input) + self.gain * change
 
 
-class Film(BaselineLayer, nn.BatchNorm2d):
+class Film(TunedLayer, nn.BatchNorm2d):
     """s y + t of every normalised y, s and t of each channel: FiLM as in FiT (arXiv:2206.08671).
 
     The same networks as by training the normalisation's own gains and shifts, by other steps. FiT's
@@ -254,7 +254,7 @@ class Film(BaselineLayer, nn.BatchNorm2d):
         return layer
 
 
-class TurnedInput(BaselineLayer, nn.Conv2d):
+class TurnedInput(TunedLayer, nn.Conv2d):
     """A first convolution of images that are turned by an angle, in right angles, from 0 on.
 
     The trivial baseline of `ns.Affine("angle")`; bilinear, zero outside. No kernel computes the
@@ -277,11 +277,11 @@ def _import_lycoris() -> Any:
     return import_optional("lycoris.functional.diag_oft", "diag-OFT", "adapt")
 
 
-LAYERS: dict[str, type[BaselineLayer]] = {
+LAYER_BASELINES: dict[str, type[TunedLayer]] = {
     "ssf": ScaleShift,
     "film": Film,
-    "lora-c": LowRank,
-    "lora-c4": LowRank4,
+    "lora-c": LoraC,
+    "lora-c4": LoraC4,
     "oft": Turned,
     "atoms": FilterAtoms,
     "residual": ResidualAdapter,
@@ -308,10 +308,10 @@ def _add_lora(network: nn.Module, layers: Mapping[str, nn.Module]) -> tuple[str,
     return "lora_A", "lora_B"
 
 
-def _add_layers(kind: type[BaselineLayer], layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
+def _add_layers(kind: type[TunedLayer], layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
     for layer in layers.values():
         layer.__class__ = kind
-        cast(BaselineLayer, layer).add_parameters()
+        cast(TunedLayer, layer).add_parameters()
     return kind.PARTS
 
 
@@ -334,7 +334,7 @@ def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = No
     add = (
         partial(_add_lora, network)
         if baseline == "lora"
-        else partial(_add_layers, LAYERS[baseline])
+        else partial(_add_layers, LAYER_BASELINES[baseline])
     )
     parts = add(layers)
     return [f"{name}.{part}" for name in layers for part in parts]
@@ -374,7 +374,7 @@ def merge_baselines(network: nn.Module) -> nn.Module:
     """A copy in which baselines are merged into plain layers, as far as these can express them."""
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, BaselineConv2d | Film):
+        if isinstance(layer, TunedConv2d | Film):
             network.set_submodule(name, layer.plain_layer())
         elif hasattr(layer, "lora_A"):
             lora = cast(Any, layer)

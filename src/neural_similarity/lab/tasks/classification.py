@@ -20,7 +20,7 @@ from neural_similarity.lab.data import (
     Place,
     Preprocess,
 )
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.tasks.baselines import merge_baselines
 from neural_similarity.lab.tasks.learned import learned
 from neural_similarity.lab.train import (
@@ -34,7 +34,7 @@ from neural_similarity.lab.train import (
     pack_correct,
     unpack_correct,
 )
-from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
@@ -93,7 +93,9 @@ class ClassificationTask(Task[Run, Recipe]):
     dataset: Dataset
 
     @classmethod
-    def load(cls, recipe: Recipe, root: str | Path, progress: Progress | None = None) -> Self:
+    def load(
+        cls, recipe: Recipe, root: str | Path, progress: ProgressCallback | None = None
+    ) -> Self:
         sizes = {"image_size": recipe.image_size, "workers": recipe.workers}
         usual = models.usual_sizes(recipe.model)[2]
         dataset = data.load_dataset(recipe.dataset, root=root, otherwise=usual, **sizes)
@@ -142,14 +144,14 @@ class ClassificationTask(Task[Run, Recipe]):
 
         return validate_model
 
-    def finish_run(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
+    def finish_run(self, run: Run, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         pixels = self.images.head(PICTURED)
         distributed.by_first(lambda: draw_similarities(run, state.model, pixels, run.plots))
         images = run.recipe.steps * run.recipe.batch_size
         scores = evaluate_model(state.model, self.dataset.test, run.preprocess, runtime)
         return score_facts(scores) | {"images_per_second": images / state.seconds}
 
-    def best_summary(self, run: Run, state: State, runtime: Runtime) -> dict[str, Any]:
+    def best_summary(self, run: Run, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         model = runtime.place_model(load_network(run, "best"))
         scores = evaluate_model(model, self.dataset.test, run.preprocess, runtime)
         return {"validation_accuracy": state.best} | score_facts(scores)

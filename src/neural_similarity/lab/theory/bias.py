@@ -15,8 +15,8 @@ from torch import Tensor
 
 from neural_similarity.lab.theory.factors import (
     SIZE,
-    Kind,
     Problem,
+    ProblemKind,
     Start,
     descend_factors,
     initial_factors,
@@ -32,8 +32,8 @@ from neural_similarity.lab.theory.measures import (
 RATE = 0.05
 SNAPSHOTS = (0, *(round(10 * 500 ** (i / 22)) for i in range(23)))
 """Numbers of steps, from 10 to 5,000."""
-SCALES = (0.3, 0.1, 0.03)
-PLAIN = (Start("W of length 1", 1, 1.0), Start("W of length 0.01", 1, 0.01))
+FACTOR_SCALES = (0.3, 0.1, 0.03)
+PLAIN_START = (Start("W of length 1", 1, 1.0), Start("W of length 0.01", 1, 0.01))
 
 
 def product_starts(depth: int) -> tuple[Start, ...]:
@@ -42,13 +42,13 @@ def product_starts(depth: int) -> tuple[Start, ...]:
         Start("I, W of length 1", depth, 1.0),
         Start("I, W of length 0.01", depth, 0.01),
         *(Start(f"{scale} I, W of length {scale}/100", depth, scale / 100, scale)
-          for scale in SCALES),
+          for scale in FACTOR_SCALES),
         *(Start(f"{scale} G, both random", depth, scale * SIZE**0.5, scale, random=True)
-          for scale in SCALES),
+          for scale in FACTOR_SCALES),
     )  # fmt: skip
 
 
-STARTS = (PLAIN, product_starts(2), product_starts(3))
+FACTOR_STARTS = (PLAIN_START, product_starts(2), product_starts(3))
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,21 @@ class Bias:
 
     rate: float
     steps: Sequence[int]
-    problems: dict[Kind, ProblemOutcomes]
+    problems: dict[ProblemKind, ProblemOutcomes]
 
 
 def compute(seeds: int = 5) -> Bias:
     """Descend from every start in every problem, all seeds at once."""
-    return Bias(RATE, SNAPSHOTS, {kind: _problem_panel(kind, seeds) for kind in get_args(Kind)})
+    return Bias(
+        RATE, SNAPSHOTS, {kind: _problem_panel(kind, seeds) for kind in get_args(ProblemKind)}
+    )
 
 
-def _problem_panel(kind: Kind, seeds: int) -> ProblemOutcomes:
+def _problem_panel(kind: ProblemKind, seeds: int) -> ProblemOutcomes:
     random = seed_generators(seeds)
     data = make_problem(kind, random)
     outcomes: list[StartOutcome] = []
-    for starts in STARTS:
+    for starts in FACTOR_STARTS:
         factors = initial_factors(starts, random)
         kernels, losses, last = descend_factors(data, factors, RATE, SNAPSHOTS)
         moved = [
@@ -134,7 +136,7 @@ def _product_measures(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
 def _plain_outcome(start: Start, outcomes: Sequence[StartOutcome]) -> StartOutcome | None:
     """The plain start that a product is compared with."""
     plain = {each.start.weight: each for each in outcomes if each.start.depth == 1}
-    return None if start.depth == 1 else plain.get(start.weight, plain[PLAIN[-1].weight])
+    return None if start.depth == 1 else plain.get(start.weight, plain[PLAIN_START[-1].weight])
 
 
 def _start_outcome(

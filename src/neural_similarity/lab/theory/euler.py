@@ -21,7 +21,7 @@ from neural_similarity.lab.theory.measures import seed_generators
 from neural_similarity.nn import StaticSimilarity
 
 CHANNELS, TAPS, CENTRE, LENGTH = 4, 9, 4, 5
-LAYERS = (1, 2, 4, 8, 16, 32, 64, 128)
+DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def compute(seeds: int = 5) -> Euler:
     """Compare layers of the library with Euler's method, and this with the exact solution."""
     results = [_one_seed(generator) for generator in seed_generators(seeds)]
     steps, flows, full, shared = zip(*results, strict=True)
-    slopes = np.polyfit(np.log(LAYERS[-4:]), np.log(np.transpose(flows)[-4:]), 1)[0]
+    slopes = np.polyfit(np.log(DEPTHS[-4:]), np.log(np.transpose(flows)[-4:]), 1)[0]
     return Euler(
-        layers=LAYERS,
+        layers=DEPTHS,
         step_errors=steps,
         flow_errors=np.transpose(flows).tolist(),
         order=(-slopes).tolist(),
@@ -96,7 +96,7 @@ def _one_seed(generator: torch.Generator) -> tuple[float, list[float], float, fl
     step_error = (residual_layer(weight, m, 0.1)(x) - by_hand).abs().max().item()
     solution = exact_solution(x, g)
     flows = []
-    for count in LAYERS:
+    for count in DEPTHS:
         network = nn.Sequential(*[residual_layer(weight, m, 1 / count)] * count)
         flows.append(float((network(x) - solution).norm() / solution.norm()))
     return (

@@ -10,7 +10,7 @@ from torch import Tensor
 SIZE, RANK, MEASUREMENTS = 20, 2, 120
 """Size and rank of the unknown matrix; 400 measurements would determine it."""
 
-Kind = Literal["regression", "sensing", "completion"]
+ProblemKind = Literal["regression", "sensing", "completion"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Start:
     random: bool = False
 
 
-def make_problem(kind: Kind, generators: Sequence[torch.Generator]) -> Problem:
+def make_problem(kind: ProblemKind, generators: Sequence[torch.Generator]) -> Problem:
     """A problem for every seed.
 
     Args:
@@ -57,7 +57,7 @@ def make_problem(kind: Kind, generators: Sequence[torch.Generator]) -> Problem:
     return Problem(torch.stack(operators), torch.stack(truths))
 
 
-def _draw_problem(kind: Kind, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _draw_problem(kind: ProblemKind, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     truth = gaussian_numbers(generator, SIZE, RANK) @ gaussian_numbers(generator, RANK, SIZE)
     truth /= truth.norm()
     # Scaled so that the squares of all entries of all A_k add up to about size² in every problem.

@@ -18,7 +18,7 @@ from neural_similarity.lab.theory.measures import seed_generators
 
 FEATURES, SAMPLES = 6, 1024
 STEPS, EVERY, RATE = 2000, 20, 0.03
-LAYERS = {"plain": None, "diagonal": ns.Diagonal(), "full": ns.Full()}
+STRUCTURE_CASES = {"plain": None, "diagonal": ns.Diagonal(), "full": ns.Full()}
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ def compute(seeds: int = 5) -> Order:
     results = [_one_seed(generator, seed) for seed, generator in enumerate(seed_generators(seeds))]
     floors, curves, tests = zip(*results, strict=True)
     by_layer: dict[str, Sequence[Sequence[float]]] = {
-        name: [each[name] for each in curves] for name in LAYERS
+        name: [each[name] for each in curves] for name in STRUCTURE_CASES
     }
     return Order(
         floor=floors,
         train={name: [curve[-1] for curve in each] for name, each in by_layer.items()},
-        test={name: [each[name] for each in tests] for name in LAYERS},
+        test={name: [each[name] for each in tests] for name in STRUCTURE_CASES},
         curves=by_layer,
     )
 
@@ -97,7 +97,7 @@ def _one_seed(
     y, unseen = (torch.einsum("np,pq,nq->n", z, matrix, z) for z in (x, fresh))
     scale = quadratic_variance(matrix)
     curves, tests = {}, {}
-    for name, structure in LAYERS.items():
+    for name, structure in STRUCTURE_CASES.items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layer = layer_of(structure)
@@ -113,7 +113,7 @@ def draw_result(order: Order, figure: Any) -> None:
     colours = {"plain": "tab:gray", "diagonal": "tab:blue", "full": "tab:orange"}
     for name, curves in order.curves.items():
         for index, curve in enumerate(curves):
-            label = None if index else f"{name} M" if LAYERS[name] else "plain layer"
+            label = None if index else f"{name} M" if STRUCTURE_CASES[name] else "plain layer"
             axes.semilogy(
                 [EVERY * i for i in range(len(curve))],
                 curve,

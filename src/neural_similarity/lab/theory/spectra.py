@@ -98,12 +98,12 @@ def _measure_layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> LayerSpectra:
         nuclear_norm=float(nuclear_norm(by_filters) / by_filters.norm()),
         own_filters_rank=float(effective_rank(own.flatten(1))),
         own_taps_rank=float(effective_rank(own.flatten(2).flatten(0, 1))),
-        m_distance=None if m is None else _identity_distance(m),
+        m_distance=None if m is None else _relative_distance(m),
         m_singular_values=None if m is None else _round_values(torch.linalg.svdvals(m)),
     )
 
 
-def _identity_distance(m: Tensor) -> float:
+def _relative_distance(m: Tensor) -> float:
     identity = torch.eye(m.shape[-1], dtype=m.dtype).expand_as(m)
     return float((m - identity).norm() / identity.norm())
 
@@ -117,7 +117,7 @@ def _round_values(values: Tensor) -> list[float]:
     return [float(f"{value:.4g}") for value in values.flatten()]
 
 
-MEASURES = (
+SPECTRUM_MEASURES = (
     "filters_rank", "taps_rank", "nuclear_norm", "own_filters_rank", "own_taps_rank", "m_distance"
 )  # fmt: skip
 
@@ -128,7 +128,7 @@ def _average_networks(group: Sequence[NetworkSpectra]) -> dict[str, Any]:
         "runs": len(group),
         "layers": [layer.name for layer in group[0].layers],
     }
-    for name in MEASURES:
+    for name in SPECTRUM_MEASURES:
         rows = [[getattr(layer, name) for layer in network.layers] for network in group]
         if None in rows[0]:
             continue

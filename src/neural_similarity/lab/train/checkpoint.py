@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class State:
+class TrainingState:
     """What changes while training; a checkpoint holds all of it."""
 
     model: nn.Module
@@ -57,7 +57,9 @@ class State:
     """Highest accuracy on the held-out images."""
 
 
-def save_checkpoint(folder: Path, state: State, metadata: dict[str, str], keep: int) -> Path:
+def save_checkpoint(
+    folder: Path, state: TrainingState, metadata: dict[str, str], keep: int
+) -> Path:
     """Write the checkpoint `folder/step-...` and keep the `keep` newest ones up to this step.
 
     The first process writes it, once it has gathered the random states of all. Checkpoints of later
@@ -82,7 +84,7 @@ def save_checkpoint(folder: Path, state: State, metadata: dict[str, str], keep: 
 
 
 def _write_checkpoint(
-    path: Path, state: State, rest: dict[str, Any], metadata: dict[str, str]
+    path: Path, state: TrainingState, rest: dict[str, Any], metadata: dict[str, str]
 ) -> None:
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise RunError(
@@ -126,7 +128,7 @@ def tidy(folder: Path, step: int, keep: int) -> None:
         remove_folder(old)
 
 
-def _require_finite_weights(state: State) -> None:
+def _require_finite_weights(state: TrainingState) -> None:
     for name, tensor in state.model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise RunError(
@@ -206,7 +208,7 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def restore_state(path: Path, state: State) -> None:
+def restore_state(path: Path, state: TrainingState) -> None:
     """Bring `state` back to where it was when the checkpoint `path` was written.
 
     Raises:
@@ -219,7 +221,7 @@ def restore_state(path: Path, state: State) -> None:
         raise RunError(f"{path / STATE} cannot be restored: {error!r}") from error
 
 
-def _restore_rest(path: Path, state: State) -> None:
+def _restore_rest(path: Path, state: TrainingState) -> None:
     device = state.totals.device
     with tensors_alone(), open_file(path) as file:
         rest: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
@@ -246,7 +248,7 @@ def _own_random(random: Tensor) -> Tensor:
     ].clone()  # Torch reads the storage from its start.
 
 
-def _rest_of_state(state: State) -> dict[str, Any]:
+def _rest_of_state(state: TrainingState) -> dict[str, Any]:
     device = state.totals.device
     rest = {
         "optimizer": state.optimizer.state_dict(),

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from neural_similarity.choices import import_optional
 from neural_similarity.lab.errors import RunError
 
-Network = Callable[[Tensor], Tensor]
+NetworkFunction = Callable[[Tensor], Tensor]
 NAME = "images"
 TOLERANCE, ROUNDED = 1e-3, 0.05
 """Largest difference of a file's logits, relative to torch's largest logit. Sums in another order
@@ -44,7 +44,9 @@ def quantise_network(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> 
     return steps.convert_pt2e(prepared)
 
 
-def write_pt2(program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]) -> Network:
+def write_pt2(
+    program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]
+) -> NetworkFunction:
     """Write a file for `torch.export.load`, and return the network that it loads from it."""
     content = io.BytesIO()
     torch.export.save(program, content, extra_files=dict(facts))
@@ -53,7 +55,9 @@ def write_pt2(program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]
     return torch.export.load(content).module()
 
 
-def write_onnx(program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]) -> Network:
+def write_onnx(
+    program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str]
+) -> NetworkFunction:
     """Write an ONNX file with `facts` as metadata, and return onnxruntime's network of it."""
     runtime = import_optional("onnxruntime", "--format onnx", "export")
     import_optional("onnxscript", "--format onnx", "export")
@@ -73,7 +77,7 @@ def write_onnx(program: ExportedProgram, file: BinaryIO, facts: Mapping[str, str
     return lambda x: torch.from_numpy(session.run(None, {NAME: x.numpy()})[0])
 
 
-WRITERS: dict[str, Callable[[ExportedProgram, BinaryIO, Mapping[str, str]], Network]] = {
+WRITERS: dict[str, Callable[[ExportedProgram, BinaryIO, Mapping[str, str]], NetworkFunction]] = {
     "onnx": write_onnx,
     "pt2": write_pt2,
 }
@@ -82,7 +86,7 @@ WRITERS: dict[str, Callable[[ExportedProgram, BinaryIO, Mapping[str, str]], Netw
 @torch.no_grad()
 def compare_logits(
     model: nn.Module,
-    other: Network,
+    other: NetworkFunction,
     x: Tensor,
     batches: Sequence[int],
     tolerance: float = TOLERANCE,
@@ -122,7 +126,7 @@ def compare_logits(
 
 
 @torch.no_grad()
-def logits_of(network: Network, images: Iterable[Tensor]) -> Tensor:
+def logits_of(network: NetworkFunction, images: Iterable[Tensor]) -> Tensor:
     """The logits of a network for batches of images."""
     return torch.cat([network(batch) for batch in images])
 

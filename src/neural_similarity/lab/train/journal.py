@@ -18,7 +18,7 @@ from neural_similarity.files import (
 )
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import checkpoint, distributed
-from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.progress import Progress
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.run import Run
@@ -41,12 +41,12 @@ class Journal:
     def show_step(self, step: int) -> None:
         self.progress.show_step(step)
 
-    def show_metrics(self, state: State) -> None:
+    def show_metrics(self, state: TrainingState) -> None:
         """Show the metrics of the steps since the last line, about once a second."""
         if self.progress.metrics_due():
             self.progress.show_metrics(_measure_since(state, time.monotonic() - self.logged_at))
 
-    def log_metrics(self, state: State, rate: float) -> None:
+    def log_metrics(self, state: TrainingState, rate: float) -> None:
         """Write a line of metrics on the steps since the last one, and restart the counts."""
         record = _measure_since(state, state.seconds - state.logged_seconds)
         self._write_line(record | {"lr": rate, "seconds": state.seconds})
@@ -54,7 +54,7 @@ class Journal:
         state.totals.zero_()
         state.logged_seconds = state.seconds
 
-    def log_validation(self, state: State, scores: dict[str, Any]) -> None:
+    def log_validation(self, state: TrainingState, scores: dict[str, Any]) -> None:
         self._write_line({"step": state.step} | scores)
 
     def _write_line(self, record: dict[str, Any]) -> None:
@@ -69,13 +69,13 @@ class Journal:
         by_step = recipe.checkpoint_every > 0 and step % recipe.checkpoint_every == 0
         return by_step or time.monotonic() - self.saved_at >= recipe.checkpoint_seconds
 
-    def save_state(self, state: State) -> None:
+    def save_state(self, state: TrainingState) -> None:
         if distributed.is_first() and self.run.metrics.exists():
             sync_path(self.run.metrics)
         checkpoint.save_checkpoint(self.run.checkpoints, state, self.run.metadata, keep=KEPT)
         self.saved_at = time.monotonic()
 
-    def save_best(self, state: State) -> None:
+    def save_best(self, state: TrainingState) -> None:
         checkpoint.save_checkpoint(self.run.best, state, self.run.metadata, keep=KEPT_BEST)
 
 
@@ -85,7 +85,7 @@ def tidy_checkpoints(run: Run, step: int) -> None:
     checkpoint.tidy(run.best, step, KEPT_BEST)
 
 
-def _measure_since(state: State, seconds: float) -> dict[str, Any]:
+def _measure_since(state: TrainingState, seconds: float) -> dict[str, Any]:
     """Loss, accuracy (if the objective counts it) and speed since the last line of metrics."""
     loss, correct, images = state.totals.tolist()
     images = images or nan  # Only the first process has the totals of all.

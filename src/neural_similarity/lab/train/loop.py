@@ -10,7 +10,7 @@ from torch import nn
 
 from neural_similarity.lab.errors import Interrupted, RunError
 from neural_similarity.lab.train import distributed
-from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.graph import plain_update, repeated_update
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.objective import Objective
@@ -33,7 +33,7 @@ class Job:
 
 
 def fit_model(
-    job: Job, state: State, journal: Journal, stop: Callable[[], int | None] = lambda: None
+    job: Job, state: TrainingState, journal: Journal, stop: Callable[[], int | None] = lambda: None
 ) -> None:
     """Update `state` until the recipe's last step.
 
@@ -87,7 +87,7 @@ def step_rate(recipe: TrainingRecipe, step: int) -> float:
     return learning_rate(step, recipe.lr, recipe.drops, recipe.drop_factor)
 
 
-def update_once(job: Job, state: State, network: nn.Module) -> None:
+def update_once(job: Job, state: TrainingState, network: nn.Module) -> None:
     """One update on the prepared batch."""
     state.optimizer.zero_grad(set_to_none=True)
     tally = job.objective.differentiate(network)
@@ -95,12 +95,12 @@ def update_once(job: Job, state: State, network: nn.Module) -> None:
     state.totals += tally
 
 
-def _require_finite_loss(state: State) -> None:
+def _require_finite_loss(state: TrainingState) -> None:
     if not state.totals[0].isfinite():
         raise RunError(f"the loss is not finite at step {state.step}; try a lower --lr")
 
 
-def _choose_best(scores: dict[str, Any], state: State, journal: Journal) -> None:
+def _choose_best(scores: dict[str, Any], state: TrainingState, journal: Journal) -> None:
     """Log the validation scores, and save the checkpoint if it is the best so far."""
     journal.log_validation(state, scores)
     if scores["validation_accuracy"] > state.best:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from neural_similarity.lab.data.files import Progress as Count
+from neural_similarity.lab.data.files import ProgressCallback as Count
 from neural_similarity.lab.terminal import make_plain, styled_stream
 from neural_similarity.lab.train import distributed
 

@@ -44,7 +44,7 @@ NOT_NEGATIVE = (
 )
 BELOW_1 = ("momentum", "label_smoothing")
 AT_MOST = {"drop_factor": 1, "norm_momentum": 1, "width": MOST_WIDTH, "threads": MOST_THREADS}
-KINDS = {
+FIELD_KINDS = {
     int: (int, "be an integer"),
     float: (int | float, "be a number"),
     bool: (bool, "be True or False"),
@@ -225,8 +225,8 @@ class TrainingRecipe:
         for name, kind in _field_types(type(self)).items():
             if get_origin(kind) is Literal:
                 require_known(name, getattr(self, name), get_args(kind))
-            elif kind in KINDS:
-                types, wanted = KINDS[kind]
+            elif kind in FIELD_KINDS:
+                types, wanted = FIELD_KINDS[kind]
                 self._require_field(isinstance(getattr(self, name), types), name, wanted)
 
     def _require_numbers_in_range(self) -> None:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from torch import Tensor
 
 from neural_similarity.lab.data import ImageSet, Preprocess
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.train.checkpoint import State
+from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Objective
 from neural_similarity.lab.train.recipe import TrainingRecipe
@@ -73,7 +73,9 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     @classmethod
-    def load(cls, recipe: AnyRecipe, root: str | Path, progress: Progress | None = None) -> Self:
+    def load(
+        cls, recipe: AnyRecipe, root: str | Path, progress: ProgressCallback | None = None
+    ) -> Self:
         """The task of a recipe, with its data from the folder `root`.
 
         Raises:
@@ -111,11 +113,11 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """The validation that chooses the best checkpoint, if the recipe holds data out."""
         ...
 
-    def finish_run(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
+    def finish_run(self, run: AnyRun, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         """Draw pictures of the trained network and return its scores for the summary."""
         ...
 
-    def best_summary(self, run: AnyRun, state: State, runtime: Runtime) -> dict[str, Any]:
+    def best_summary(self, run: AnyRun, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         """What the summary says about the best checkpoint."""
         ...
 

@@ -50,10 +50,10 @@ _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: 
 Constants = dict[str, Any]
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """A convolution as the kernels take it."""
 
-    sizes: places.Sizes
+    sizes: places.LaunchSizes
     channels: places.Channels
     frame: places.Frame
     constants: Constants
@@ -82,7 +82,7 @@ class Plan(NamedTuple):
         return channels // self.channels.run * triton.cdiv(self.channels.run, constants["INPUTS"])
 
 
-def plan_launch(given: Operands, y: Tensor) -> Plan:
+def plan_launch(given: Operands, y: Tensor) -> LaunchPlan:
     """The plan for M (n, b, K, *out) or (n, b, K, K, *out), and y or its gradient."""
     x, weight, m, window, groups = given
     (height, width), out = pair_sizes(1, x.shape[2:]), pair_sizes(1, given.output_size)
@@ -91,8 +91,8 @@ def plan_launch(given: Operands, y: Tensor) -> Plan:
     frame = frame_window(window, x, weight, m, y)
     allowed = torch.backends.cudnn.conv.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
     tf32 = x.dtype == torch.float32 and allowed == "tf32"
-    return Plan(
-        places.Sizes(x.shape[0], height, width, *out),
+    return LaunchPlan(
+        places.LaunchSizes(x.shape[0], height, width, *out),
         places.Channels(group, outputs, block, gcd(group, block)),
         frame,
         {"FRAME": frame, "DTYPE": _TYPES[x.dtype], "PRECISION": "tf32" if tf32 else "ieee"},
@@ -149,7 +149,7 @@ def _write_gradients(
         _full_similarity_gradient(task, grad, given, grad_m)
 
 
-def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) -> None:
+def _weight_gradient(task: LaunchPlan, grad: Tensor, given: Operands, result: Tensor) -> None:
     x, weight, m, *_ = given
     taps = prod(weight.shape[2:])
     constants = task.tile_constants(32 if task.full else 64, 64)
@@ -164,14 +164,14 @@ def _weight_gradient(task: Plan, grad: Tensor, given: Operands, result: Tensor) 
     parts = weight.new_empty(shares, taps, *weight.shape[:2], dtype=torch.float32)
     arguments = (
         *(kernel_images(grad), kernel_images(x), _kernel_similarities(m[None], task.full)),
-        places.Parts(parts, *parts.stride()),
+        places.PartLayout(parts, *parts.stride()),
     )
     grid = (programs, tiles, shares)
     _launch_kernel(kernels.weight_gradient, task, (*arguments, span), constants, grid)
     result.copy_(parts.sum(0).movedim(0, -1).reshape(weight.shape))
 
 
-def _taps_together(task: Plan, outputs: int) -> int:
+def _taps_together(task: LaunchPlan, outputs: int) -> int:
     """The number of taps that one program takes: they share its loads, and have a sum each.
 
     With a full M and less than a warp group's outputs, ptxas gives three sums only 32 registers and
@@ -183,7 +183,7 @@ def _taps_together(task: Plan, outputs: int) -> int:
 
 
 def _diagonal_gradients(
-    task: Plan, grad: Tensor, given: Operands, gradients: Gradients, needs: Sequence[bool]
+    task: LaunchPlan, grad: Tensor, given: Operands, gradients: Gradients, needs: Sequence[bool]
 ) -> None:
     x, weight, m, *_ = given
     (grad_x, _, grad_m), (needs_x, _, needs_m) = gradients, needs
@@ -209,7 +209,7 @@ def _diagonal_gradients(
         _add_parts(parts, grad_m)
 
 
-def _full_data_gradient(task: Plan, grad: Tensor, given: Operands, grad_x: Tensor) -> None:
+def _full_data_gradient(task: LaunchPlan, grad: Tensor, given: Operands, grad_x: Tensor) -> None:
     x, weight, m, *_ = given
     constants = task.tile_constants(64, 32)
     tiles = _row_tiles(task.sizes.images * task.sizes.height * task.sizes.width)
@@ -221,7 +221,9 @@ def _full_data_gradient(task: Plan, grad: Tensor, given: Operands, grad_x: Tenso
     _launch_kernel(kernels.full_data_gradient, task, arguments, constants, grid)
 
 
-def _full_similarity_gradient(task: Plan, grad: Tensor, given: Operands, grad_m: Tensor) -> None:
+def _full_similarity_gradient(
+    task: LaunchPlan, grad: Tensor, given: Operands, grad_m: Tensor
+) -> None:
     x, weight, *_ = given
     constants = task.group_tiles(32, 64)
     parts = _partial_sums(task, grad_m, constants)
@@ -236,7 +238,7 @@ def _full_similarity_gradient(task: Plan, grad: Tensor, given: Operands, grad_m:
     _add_parts(parts, grad_m)
 
 
-def _partial_sums(task: Plan, gradient: Tensor, constants: Constants) -> Tensor:
+def _partial_sums(task: LaunchPlan, gradient: Tensor, constants: Constants) -> Tensor:
     """Memory (parts, *gradient) for the terms that a block's pieces add to its M's gradient."""
     count = task.piece_count(task.channels.block, constants)
     if count == 1:
@@ -250,7 +252,11 @@ def _add_parts(parts: Tensor, gradient: Tensor) -> None:
 
 
 def _launch_kernel(
-    kernel: Any, task: Plan, arguments: Sequence[Any], constants: Constants, grid: Sequence[Any]
+    kernel: Any,
+    task: LaunchPlan,
+    arguments: Sequence[Any],
+    constants: Constants,
+    grid: Sequence[Any],
 ) -> None:
     """Run a kernel on a grid whose first size may depend on the rows of a tile."""
     first = arguments[0].at
@@ -334,10 +340,10 @@ def _last_offset(tensor: Tensor) -> int:
     return sum((size - 1) * step for size, step in sizes)
 
 
-def kernel_images(maps: Tensor) -> places.Images:
+def kernel_images(maps: Tensor) -> places.ImageLayout:
     """Maps (n, c, h, w) or (n, c, w) as kernels take them."""
     maps = maps.unsqueeze(2) if maps.dim() == 3 else maps
-    return places.Images(maps, *maps.stride())
+    return places.ImageLayout(maps, *maps.stride())
 
 
 def _kernel_filters(weight: Tensor) -> places.Filters:

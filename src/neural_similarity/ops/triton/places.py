@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 
-class Images(NamedTuple):
+class ImageLayout(NamedTuple):
     """A tensor (n, c, h, w): its first element and its strides."""
 
     at: Any
@@ -31,7 +31,7 @@ class Filters(NamedTuple):
     t: Any
 
 
-class Parts(NamedTuple):
+class PartLayout(NamedTuple):
     """A tensor (part, taps, o, c), likewise."""
 
     at: Any
@@ -54,7 +54,7 @@ class Similarities(NamedTuple):
     w: Any
 
 
-class Sizes(NamedTuple):
+class LaunchSizes(NamedTuple):
     images: Any
     height: Any
     width: Any

@@ -15,7 +15,7 @@ from torch import Tensor
 from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.triton import pointwise_kernels as kernels
 from neural_similarity.ops.triton.launch import frame_window, kernel_images, pair_sizes
-from neural_similarity.ops.triton.places import Sizes
+from neural_similarity.ops.triton.places import LaunchSizes
 from neural_similarity.ops.window import Window
 
 ROWS, WIDEST = 32, 128
@@ -157,5 +157,5 @@ def _tile_width(maps: Tensor) -> dict[str, int]:
     return {"WIDTH": min(WIDEST, triton.next_power_of_2(maps.shape[1]))}
 
 
-def _map_sizes(maps: Tensor, out: Tensor) -> Sizes:
-    return Sizes(maps.shape[0], *pair_sizes(1, maps.shape[2:]), *pair_sizes(1, out.shape[2:]))
+def _map_sizes(maps: Tensor, out: Tensor) -> LaunchSizes:
+    return LaunchSizes(maps.shape[0], *pair_sizes(1, maps.shape[2:]), *pair_sizes(1, out.shape[2:]))

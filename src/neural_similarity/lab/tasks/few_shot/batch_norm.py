@@ -18,7 +18,7 @@ from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.ops import promote_dtype
 from neural_similarity.ops.batch_norm import channel_moments, normalizing_line
 
-Network = TypeVar("Network", bound=nn.Module)
+AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
 
 _SUPPORT: ContextVar[int | None] = ContextVar("_SUPPORT", default=None)
 
@@ -101,7 +101,7 @@ _PLAIN: dict[type[_BatchNorm], type[_BatchNorm]] = {
 }
 
 
-def set_statistics(model: Network, statistics: Statistics | None) -> Network:
+def set_statistics(model: AnyNetwork, statistics: Statistics | None) -> AnyNetwork:
     """Let every batch normalisation of `model` use these statistics, in place.
 
     They are "running", "support" or "transductive", see `BatchNorm2d`; None makes the layers

@@ -61,7 +61,7 @@ class Latent:
             raise ValueError(f"`dropout` must be in [0, 1), got {self.dropout}")
 
 
-ONE_SHOT = Latent(
+ONE_SHOT_SETTINGS = Latent(
     dropout=0.307651,
     kl=0.756143,
     encoder=5.756821e-6,

@@ -11,7 +11,7 @@ from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.gradient import anil, maml, meta_learned
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, FineTuning
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
-from neural_similarity.lab.tasks.few_shot.leo import ONE_SHOT, Leo
+from neural_similarity.lab.tasks.few_shot.leo import ONE_SHOT_SETTINGS, Leo
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.metric import (
     FullContext,
@@ -104,7 +104,7 @@ def static_tuning(network: nn.Sequential, _sizes: TaskSizes, *, rate: float = 1.
 
 def leo(network: nn.Sequential, sizes: TaskSizes) -> Leo:
     """`Leo` with its authors' settings for one shot, or for five."""
-    return Leo(network, ONE_SHOT if sizes.shots == 1 else None)
+    return Leo(network, ONE_SHOT_SETTINGS if sizes.shots == 1 else None)
 
 
 def gradient_based(build: Callable[[nn.Sequential, int], Method], *, frozen: bool = False) -> Kind:

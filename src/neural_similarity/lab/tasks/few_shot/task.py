@@ -9,7 +9,7 @@ from torch import nn
 
 from neural_similarity.lab import data
 from neural_similarity.lab.data import ClassSplit, Images, Preprocess
-from neural_similarity.lab.data.files import Progress
+from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.classification import batches_of
 from neural_similarity.lab.tasks.few_shot import records
@@ -23,7 +23,7 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun, as_network
 from neural_similarity.lab.tasks.few_shot.scoring import SCORING_HELP, TaskScoring, score_run
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
 from neural_similarity.lab.train import Run, Runtime, read_run
-from neural_similarity.lab.train.checkpoint import State, newest_checkpoint, step_of
+from neural_similarity.lab.train.checkpoint import TrainingState, newest_checkpoint, step_of
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.progress import count_bar, format_clock
@@ -61,7 +61,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
 
     @classmethod
     def load(
-        cls, recipe: FewShotRecipe, root: str | Path, progress: Progress | None = None
+        cls, recipe: FewShotRecipe, root: str | Path, progress: ProgressCallback | None = None
     ) -> Self:
         if recipe.start is not None:  # The run may go on in another working directory.
             recipe = replace(recipe, start=str(Path(recipe.start).absolute()))
@@ -113,11 +113,13 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
 
         return validate_model
 
-    def finish_run(self, run: FewShotRun, state: State, runtime: Runtime) -> dict:
+    def finish_run(self, run: FewShotRun, state: TrainingState, runtime: Runtime) -> dict:
         """The number of images; methods are evaluated on test classes by `nsim evaluate`."""
         return {"images": len(self.images)}
 
-    def best_summary(self, run: FewShotRun, state: State, runtime: Runtime) -> dict[str, Any]:
+    def best_summary(
+        self, run: FewShotRun, state: TrainingState, runtime: Runtime
+    ) -> dict[str, Any]:
         return {
             "step": step_of(newest_checkpoint(run.best)),
             "validation_accuracy": state.best,
