@@ -11,8 +11,6 @@ ROOT = Path(__file__).parents[1]
 PENDING = (
     "cifar10-cnn/0.03125/3.json",
     "cifar10-static-?ns/0.03125/[23].json",
-    "fewshot/mini-dynamic/0.25/*.running.2.json",
-    "fewshot/mini-cnn4-64/0.25/*.running.2.json",
     "theory/spectra.json",
 )
 """Records of unknown code that are to be made again, or to go with their claims."""
