@@ -1,6 +1,7 @@
 """Settings from files, small sets, JSON for programs, TensorBoard, completion."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -8,17 +9,24 @@ import pytest
 import torch
 from PIL import Image
 from tiny_folders import write_folders
-from tiny_images import TINY, train_tiny
+from tiny_images import TINY, make_dataset, train_tiny
 from tiny_images import tiny as tiny
 
 from neural_similarity.choices import install_command
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data import load_split
 from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.journal import read_lines
+from neural_similarity.lab.train.scoring import score_logits
 
+AUGMENTED = (
+    "training images: moved by up to 4 pixels (--crop), half of them mirrored "
+    "(--flip False for signs and text)"
+)
+PERCENT = r"[\d.]+ %"
 SMALL = ("--width", "0.1", "--batch-size", "8", "--device", "cpu", "--precision", "fp32")
 
 
@@ -86,15 +94,40 @@ def test_a_folder_of_few_images_of_several_sizes(tmp_path, monkeypatch, capsys, 
         "images of several sizes, or not square, are resized to 32x32 (--image-size)",
         "batches have 48 images, as many as there are, not 128",
         "48 training, 9 test images, 3 classes: ant, bee, cat",
+        AUGMENTED,
     ):
         assert f"{line}\n" in told
     recipe = read_run("run").recipe
     assert (recipe.image_size, recipe.batch_size, recipe.drops) == (32, 48, (2,))
+    assert cli.main(["evaluate", "run", "--device", "cpu"]) == 0
+    by_class = capsys.readouterr().out.splitlines()[1]
+    pattern = rf"balanced accuracy {PERCENT}, by class(,? (ant|bee|cat) {PERCENT}){{3}}"
+    assert re.fullmatch(pattern, by_class)
     assert cli.main(["evaluate", "run", "--json", "--device", "cpu"]) == 0
     scores = json.loads(capsys.readouterr().out)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert scores["scores"]["test_correct"] == summary["test_correct"]
     assert not caplog.messages
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_network_with_one_answer_is_warned_of(tmp_path, monkeypatch, capsys):
+    """All test images are taken for one class, in training and in evaluation."""
+    logits = torch.eye(4)[[0] * 32]
+    scores = score_logits(logits, make_dataset().test.labels)
+    monkeypatch.setattr(classification, "evaluate_model", lambda *_: scores)
+    run = str(train_tiny(tmp_path, balanced=True, steps=2, drops=()).path)
+    line = "warning: 32 of 32 test images are taken for up: "
+    assert line in capsys.readouterr().err
+    assert cli.main(["evaluate", run, "--json", "--device", "cpu"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)["scores"]
+    assert line in told.err
+    assert found["test_class_accuracies"] == {"up": 1, "down": 0, "left": 0, "right": 0}
+    assert found["test_balanced_accuracy"] == 1 / 4
+    assert cli.main(["report", run, "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "<td>accuracy by class</td><td>down 0.0 %, left 0.0 %, right 0.0 %, up 100.0 %" in page
 
 
 def test_folder_is_the_word_for_few_shot_learning_too(tmp_path):

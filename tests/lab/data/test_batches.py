@@ -260,3 +260,18 @@ def test_inputs_by_the_numbers_of_imagenet():
 def test_misspelt_inputs_are_refused():
     with pytest.raises(ValueError, match=r"`inputs` must be one of .*, got 'Raw'"):
         Preprocess.for_images(load_dataset("embedded").test, "Raw")
+
+
+def test_balanced_batches_have_all_classes_equally_often():
+    """90 images of one class and 10 of another; any step is the same whatever came before."""
+    whole = images(count=100)
+    rare = dataclasses.replace(whole, labels=(torch.arange(100) >= 90).long(), classes=("a", "b"))
+    found = batches(rare, 20, balanced=True)
+    drawn = [found.at(step) for step in range(200)]
+    share = torch.cat([labels for _, labels in drawn]).double().mean()
+    assert abs(share - 0.5) < 4 * (0.25 / 4_000) ** 0.5  # Four deviations of 4,000 coins.
+    pixels, labels = batches(rare, 20, balanced=True).at(137)
+    assert torch.equal(pixels, drawn[137][0])
+    assert torch.equal(labels, drawn[137][1])
+    different = {tuple(image.flatten().tolist()) for x, _ in drawn for image in x}
+    assert len(different) == 100

@@ -45,6 +45,7 @@ WEIGHTS = {
     "precision": "bf16",
     "seed": 1,
     "validation": 8,
+    "balanced": True,
 }
 # Fields with a test of their own below.
 ELSEWHERE = {

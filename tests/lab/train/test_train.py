@@ -28,7 +28,7 @@ from neural_similarity.lab.train import (
 )
 from neural_similarity.lab.train.checkpoint import list_checkpoints
 from neural_similarity.lab.train.journal import Journal, read_lines
-from neural_similarity.lab.train.scoring import score_logits
+from neural_similarity.lab.train.scoring import Scores, score_logits
 from neural_similarity.nn import format_similarity
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -273,6 +273,17 @@ def test_the_seed_says_which_images_are_held_out():
 def test_the_first_five_count_from_eleven_classes_on():
     assert score_logits(torch.eye(10), torch.arange(10)).correct5 is None
     assert score_logits(torch.eye(11), torch.arange(11)).correct5.all()
+
+
+def test_scores_by_class_count_every_class_once():
+    labels = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 3])
+    answers = torch.tensor([0, 0, 0, 0, 0, 1, 1, 0, 0])
+    scores = Scores(0.0, answers, labels)
+    assert scores.accuracy == 6 / 9
+    assert scores.class_accuracies("abcd") == {"a": 5 / 6, "b": 1 / 2, "d": 0}
+    assert scores.only_answer is None  # One of three images of other classes is right.
+    assert Scores(0.0, torch.zeros(9).long(), labels).only_answer == 0
+    assert Scores(0.0, torch.zeros(9).long(), torch.zeros(9).long()).only_answer is None
 
 
 @pytest.mark.parametrize("argument", ["data_root", "backbone"])

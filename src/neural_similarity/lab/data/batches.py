@@ -35,10 +35,13 @@ HERE = Place()
 class EpochOrder:
     """Which images make the batch of a step: a permutation of all for every epoch.
 
-    The last, incomplete batch of an epoch is dropped.
+    The last, incomplete batch of an epoch is dropped. With `labels`, an epoch is as many draws with
+    equal chances for every class and, in a class, for every image.
     """
 
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, count: int, batch_size: int, seed: int, labels: Tensor | None = None
+    ) -> None:
         if not 1 <= batch_size <= count:
             raise ValueError(
                 "`batch_size` must be at least 1 and at most the number of images, got a batch of "
@@ -46,6 +49,7 @@ class EpochOrder:
             )
         self.steps_per_epoch = count // batch_size
         self._count, self._batch_size, self._seed = count, batch_size, seed
+        self._chances = None if labels is None else 1 / labels.bincount()[labels].double()
         self._epoch, self._permutation = 0, self._permutation_of(0)
 
     def indices_at(self, step: int) -> tuple[int, Tensor]:
@@ -59,21 +63,24 @@ class EpochOrder:
 
     def _permutation_of(self, epoch: int) -> Tensor:
         random = seeded_generator("order", self._seed, epoch)
-        return torch.randperm(self._count, generator=random)
+        if self._chances is None:
+            return torch.randperm(self._count, generator=random)
+        return torch.multinomial(self._chances, self._count, replacement=True, generator=random)
 
 
 class Batches:
     """Shuffled, augmented, standardised batches of a set that lies on `device` as a whole.
 
-    Every epoch is another permutation and drops its last, incomplete batch. Random numbers come
-    from the CPU, so every device sees the same batches, and a run that resumes at a step sees the
-    batches it would have seen.
+    Every epoch is another permutation, see `EpochOrder`, and drops its last, incomplete batch.
+    Random numbers come from the CPU, so every device sees the same batches, and a run that resumes
+    at a step sees the batches it would have seen.
 
     Args:
         images: what to train on.
         batch_size: images in a batch.
         preprocess: what turns pixels into the network's input.
         augment: random crops and flips; None leaves the images as they are.
+        balanced: draw every class equally often.
         seed: of the order, the crops and the flips.
         place: where the set is kept and the batches are made.
 
@@ -88,10 +95,12 @@ class Batches:
         *,
         preprocess: Preprocess,
         augment: Augment | None = None,
+        balanced: bool = False,
         seed: int = 0,
         place: Place = HERE,
     ) -> None:
-        self._order, self._place = EpochOrder(len(images), batch_size, seed), place
+        labels = images.labels if balanced else None
+        self._order, self._place = EpochOrder(len(images), batch_size, seed, labels), place
         preprocess.check_pixels(images.pixels)
         self._seed = seed
         self._windows = Windows(images.pixels, augment or NOTHING, place.device)
@@ -155,10 +164,12 @@ class FileBatches:
         *,
         preprocess: Preprocess,
         flip: bool = True,
+        balanced: bool = False,
         seed: int = 0,
         place: Place = HERE,
     ) -> None:
-        order = EpochOrder(len(images), batch_size, seed)
+        labels = images.labels if balanced else None
+        order = EpochOrder(len(images), batch_size, seed, labels)
         self._decode, self._place = _Decoder(images, order, seed, flip, place.share), place
         preprocess.check_pixels(torch.empty(0, *images.shape, dtype=torch.uint8))
         self._device = torch.device(place.device)

@@ -1,8 +1,10 @@
 """Image classification: cross-entropy on batches, scored on a test set."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import Tensor, nn
@@ -21,8 +23,10 @@ from neural_similarity.lab.data import (
     Preprocess,
 )
 from neural_similarity.lab.data.files import ProgressCallback
+from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks.baselines import merge_baselines
 from neural_similarity.lab.tasks.learned import learned
+from neural_similarity.lab.terminal import one_line
 from neural_similarity.lab.train import (
     Recipe,
     Run,
@@ -47,6 +51,10 @@ from neural_similarity.lab.train.task import Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 SEED = re.compile(r"-?[0-9]+")
+CLASSES = "test_class_accuracies"
+"""The entry of a summary that holds the accuracy of every class."""
+SHOWN = 10
+"""Classes that a text lists, the worst ones first."""
 PICTURED = 2
 """Training images on which dynamic similarities are drawn."""
 
@@ -118,6 +126,7 @@ class ClassificationTask(Task[Run, Recipe]):
         if len(self.images.classes) < 2:
             raise ValueError(f"there must be at least two classes, got {self.images.classes}")
         print_notice(self.dataset.describe_sizes)
+        print_notice(augmentation_text(self.recipe))
         return {}
 
     def preprocess(self) -> Preprocess:
@@ -130,7 +139,8 @@ class ClassificationTask(Task[Run, Recipe]):
         return data.hold_out(self.images, self.recipe.validation, self.recipe.seed)
 
     def objective(self, run: Run, runtime: Runtime) -> Objective:
-        batches = batches_of(self.training_split()[0], run, runtime)
+        images, _ = self.training_split()
+        batches = batches_of(images, run, runtime, balanced=self.recipe.balanced)
         return Classification(runtime, batches, self.recipe, self.recipe.compile)
 
     def validation(self, run: Run, runtime: Runtime) -> Validate | None:
@@ -148,24 +158,60 @@ class ClassificationTask(Task[Run, Recipe]):
         pixels = self.images.head(PICTURED)
         distributed.by_first(lambda: draw_similarities(run, state.model, pixels, run.plots))
         images = run.recipe.steps * run.recipe.batch_size
-        scores = evaluate_model(state.model, self.dataset.test, run.preprocess, runtime)
-        return score_facts(scores) | {"images_per_second": images / state.seconds}
+        scores = self._test_scores(run, state.model, runtime)
+        return self._score_facts(scores) | {"images_per_second": images / state.seconds}
 
     def best_summary(self, run: Run, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         model = runtime.place_model(load_network(run, "best"))
-        scores = evaluate_model(model, self.dataset.test, run.preprocess, runtime)
-        return {"validation_accuracy": state.best} | score_facts(scores)
+        scores = self._test_scores(run, model, runtime)
+        return {"validation_accuracy": state.best} | self._score_facts(scores)
+
+    def _test_scores(self, run: Run, model: nn.Module, runtime: Runtime) -> Scores:
+        """Scores on the test set, with a warning if one class takes nearly all answers."""
+        test = self.dataset.test
+        scores = evaluate_model(model, test, run.preprocess, runtime)
+        if (only := scores.only_answer) is not None:
+            taken = (scores.answers == only).sum().item()
+            print_notice(
+                f"warning: {taken:,} of {len(test):,} test images are taken for "
+                f"{one_line(test.classes[only])}: compare the balanced accuracy; --balanced True "
+                "draws all classes equally often"
+            )
+        return scores
+
+    def _score_facts(self, scores: Scores) -> dict[str, Any]:
+        """Scores in the format of summaries."""
+        top5, by_class = scores.top5_error_percent, scores.class_accuracies(self.images.classes)
+        return {
+            "test_accuracy": scores.accuracy,
+            "test_balanced_accuracy": fmean(by_class.values()),
+            "test_error_percent": scores.error_percent,
+            **({} if top5 is None else {"test_top5_error_percent": top5}),
+            "test_loss": scores.loss,
+            CLASSES: by_class,
+            "test_correct": pack_correct(scores.correct),
+        }
 
     def evaluate(self, run: Run, scoring: ImageScoring, device: str) -> tuple[dict[str, Any], str]:
         runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
         model = load_network(run, scoring.checkpoint)
         distributed.join_processes(runtime.device)
-        test = self.dataset.test
         with deaths_named():
-            scores = evaluate_model(runtime.place_model(model), test, run.preprocess, runtime)
+            scores = self._test_scores(run, runtime.place_model(model), runtime)
         checkpoint = checkpoint_facts(run, scoring.checkpoint) | {"recipe": run.name}
-        text = f"{score_text(scores)} on {len(test):,} test images"
-        return {"checkpoint": checkpoint, "scores": score_facts(scores)}, text
+        facts = self._score_facts(scores)
+        text = (
+            f"{score_text(scores)} on {len(self.dataset.test):,} test images\n"
+            f"balanced accuracy {100 * facts['test_balanced_accuracy']:.2f} %, by class "
+            f"{class_text(facts[CLASSES])}"
+        )
+        return {"checkpoint": checkpoint, "scores": facts}, text
+
+    @staticmethod
+    def scored_texts(run: Run) -> dict[str, str]:
+        with content_errors(run.summary):
+            by_class = read_facts(run.summary).get(CLASSES)
+            return {"accuracy by class": class_text(by_class)} if by_class else {}
 
     @staticmethod
     def result_text(run: Run, summary: dict[str, Any]) -> str:
@@ -182,6 +228,7 @@ class ClassificationTask(Task[Run, Recipe]):
     def record_outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
         summary = read_facts(run.summary)
         correct = summary.pop("test_correct")
+        summary.pop(CLASSES, None)  # A thousand numbers for ImageNet, which follow from `correct`.
         size = (run.channels, run.image_size, run.image_size)
         summary["macs"] = models.macs(fold(merge_baselines(run.build()), dynamic="keep"), *size)
         outcome = {
@@ -222,7 +269,18 @@ def fit_recipe(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:
     return recipe
 
 
-def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBatches:
+def augmentation_text(recipe: Recipe) -> str:
+    """Which random changes training images get."""
+    windows = f"moved by up to {recipe.crop} pixels (--crop)" if recipe.crop else "not moved"
+    if recipe.dataset == "imagenet":
+        windows = "random windows, resized"
+    mirrored = "half of them mirrored (--flip False for signs and text)"
+    return f"training images: {windows}, {mirrored if recipe.flip else 'none mirrored'}"
+
+
+def batches_of(
+    images: ImageSet, run: Run, runtime: Runtime, *, balanced: bool = False
+) -> Batches | FileBatches:
     """The batches of a run, functions of the recipe and the images."""
     recipe = run.recipe
     place = Place(
@@ -231,6 +289,7 @@ def batches_of(images: ImageSet, run: Run, runtime: Runtime) -> Batches | FileBa
         share=distributed.own_share(recipe.batch_size),
     )
     options: dict[str, Any] = {"preprocess": run.preprocess, "seed": recipe.seed, "place": place}
+    options["balanced"] = balanced
     if isinstance(images, ImageFiles):
         return FileBatches(images, recipe.batch_size, flip=recipe.flip, **options)
     augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)
@@ -244,18 +303,6 @@ def draw_similarities(run: Run, model: nn.Module, pixels: Tensor, folder: Path) 
     return visualize.draw(model.eval(), inputs, folder)
 
 
-def score_facts(scores: Scores) -> dict[str, Any]:
-    """Scores in the format of summaries."""
-    top5 = scores.top5_error_percent
-    return {
-        "test_accuracy": scores.accuracy,
-        "test_error_percent": scores.error_percent,
-        **({} if top5 is None else {"test_top5_error_percent": top5}),
-        "test_loss": scores.loss,
-        "test_correct": pack_correct(scores.correct),
-    }
-
-
 def score_text(scores: Scores) -> str:
     """The scores as a line of text."""
     top5 = scores.top5_error_percent
@@ -264,3 +311,10 @@ def score_text(scores: Scores) -> str:
         + ("" if top5 is None else f"top-5 error {top5:.2f} %, ")
         + f"loss {scores.loss:.4f}"
     )
+
+
+def class_text(accuracies: Mapping[str, float]) -> str:
+    """The accuracy of every class, of the worst ten where there are more."""
+    worst = sorted(accuracies.items(), key=lambda one: one[1])
+    shown = ", ".join(f"{one_line(name)} {100 * share:.1f} %" for name, share in worst[:SHOWN])
+    return shown + (", ..." if len(worst) > SHOWN else "")

@@ -144,7 +144,7 @@ class TrainingRecipe:
     """Pixels of padding before the random crop; 0 crops nothing. It must be 0 for imagenet, whose
     random windows are resized."""
     flip: bool = True
-    """Mirror half of the images."""
+    """Mirror half of the images; False for signs, text and all whose sides differ."""
     padding: Literal["zero", "symmetric"] = "zero"
     """What the crop pads with; the released code mirrors the border."""
     precision: PrecisionChoice = "auto"
@@ -281,6 +281,8 @@ class Recipe(LossTerms, TrainingRecipe):
 
     validation: int = 0
     """Training images held out, on which the best checkpoint is chosen."""
+    balanced: bool = False
+    """Draw every class equally often, so that the images of rare classes come more often."""
     compile: bool = False
     """Train through torch.compile."""
 

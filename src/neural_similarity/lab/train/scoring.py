@@ -1,6 +1,7 @@
 """Scores of a network on a set of images."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +20,27 @@ BATCH_SIZE = 100
 
 FEW_CLASSES = 10
 """With more classes than this, the top-5 error is scored, too."""
+NEARLY_ALL = 0.95
+"""Share of the images of other classes that a class takes if the network knows no other."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Loss and correct images of a network."""
+    """Loss and answers of a network."""
 
     loss: float
     """Mean cross-entropy, without label smoothing."""
-    correct: Tensor
-    """Whether each image's largest logit is its label's; boolean, on the CPU."""
+    answers: Tensor
+    """The class of each image's largest logit; int64, on the CPU."""
+    labels: Tensor
+    """The class of each image."""
     correct5: Tensor | None = None
     """Whether the label is among the top five; None where there are no more than ten classes."""
+
+    @property
+    def correct(self) -> Tensor:
+        """Whether each image's answer is its label; boolean."""
+        return self.answers == self.labels
 
     @property
     def accuracy(self) -> float:
@@ -46,6 +56,18 @@ class Scores:
     def top5_error_percent(self) -> float | None:
         """Share of images whose label is not among the top five, in percent."""
         return None if self.correct5 is None else _error_percent(~self.correct5)
+
+    def class_accuracies(self, classes: Sequence[str]) -> dict[str, float]:
+        """Share of correct images of every class that has images."""
+        of_class = {name: self.correct[self.labels == c] for c, name in enumerate(classes)}
+        return {name: one.double().mean().item() for name, one in of_class.items() if len(one)}
+
+    @property
+    def only_answer(self) -> int | None:
+        """The class that nearly all images of other classes are taken for, if there is one."""
+        answer = int(self.answers.mode().values)
+        taken = self.answers[self.labels != answer] == answer
+        return answer if len(taken) and taken.double().mean() >= NEARLY_ALL else None
 
 
 @torch.no_grad()
@@ -78,7 +100,7 @@ def score_logits(logits: Tensor, labels: Tensor) -> Scores:
     correct5 = None
     if logits.shape[1] > FEW_CLASSES:
         correct5 = (logits.topk(5).indices == labels[:, None]).any(1)
-    return Scores(F.cross_entropy(logits, labels).item(), logits.argmax(1) == labels, correct5)
+    return Scores(F.cross_entropy(logits, labels).item(), logits.argmax(1), labels, correct5)
 
 
 def evaluate_model(
