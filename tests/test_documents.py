@@ -20,8 +20,10 @@ from neural_similarity.lab import cli
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.train import Recipe
+from neural_similarity.nn.layer import LAYER_CLASSES
 
 ROOT = Path(__file__).parents[1]
+IN_WORDS = {5: "five", 6: "six", 7: "seven", 13: "thirteen", 14: "fourteen"}
 DISTRIBUTED = "docs/how-to/distributed.md"
 EXAMPLES = {
     name: f"docs/tutorials/{name.replace('_', '-')}.md"
@@ -121,6 +123,13 @@ def test_the_tables_of_docs_name_what_the_library_has():
         assert f"`{structure.__name__}(" in text
     for predictor in ns.nn.text.PREDICTORS:
         assert f"`{predictor.__name__}()`" in text
+
+
+def test_the_readme_counts_the_family():
+    counts = map(len, (LAYER_CLASSES, ns.nn.text.STRUCTURE_CLASSES, ns.nn.text.PREDICTORS))
+    layers, structures, predictors = (IN_WORDS[count] for count in counts)
+    expected = f"{layers} such layers, {structures} structures of M and {predictors} predictors"
+    assert expected in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
 
 @pytest.mark.long
