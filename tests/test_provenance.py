@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PENDING = (
-    "cifar10-cnn/0.03125/3.json",
-    "cifar10-static-?ns/0.03125/[23].json",
-    "theory/spectra.json",
-)
+PENDING = ("theory/spectra.json",)
 """Records of unknown code that are to be made again, or to go with their claims."""
 
 
