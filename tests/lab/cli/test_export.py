@@ -1,8 +1,12 @@
 """`nsim export`: what other programs compute is what the run computes."""
 
+import contextlib
+import io
 import json
 import re
+import signal
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +16,19 @@ import pytest
 import torch
 from tiny_images import TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
+from torch.export import export as export_program
 
 from neural_similarity.choices import install_command
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import export as command
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.session import load
+from neural_similarity.lab.train.exporting import (
+    compare_logits,
+    pads_by_size,
+    trace_network,
+    write_onnx,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("tiny"),
@@ -89,7 +100,60 @@ def test_a_network_of_one_size_is_told(run, tmp_path, capsys, monkeypatch, sizes
     monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, sizes))
     assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
     told = capsys.readouterr().out
-    assert ("the network takes images of 8 pixels alone" in told) == alone
+    assert ("the file takes images of 8 pixels alone" in told) == alone
+
+
+@pytest.mark.parametrize(
+    ("words", "by_size", "tried"),
+    [
+        ([], False, [True]),
+        ([], True, [False]),
+        (["--size", "free"], True, [True]),
+        (["--size", "fixed"], False, [False]),
+    ],
+)
+def test_the_size_is_free_where_padding_does_not_depend_on_it(
+    run, tmp_path, capsys, monkeypatch, words, by_size, tried
+):
+    found = []
+    monkeypatch.setattr(command, "pads_by_size", lambda _: by_size)
+    monkeypatch.setattr(command, "trace_network", lambda *args: found.append(args[2]))
+    monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: None)
+    monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, [8]))
+    assert export(run, "--format", "pt2", *words, "--out", str(tmp_path / "network.pt2")) == 0
+    assert found == tried
+    line = "exporting for images of " + ("any size" if tried[0] else "8 pixels alone")
+    assert line in capsys.readouterr().err
+
+
+def test_an_export_that_does_not_end_falls_back_to_one_size(run, tmp_path, capsys, monkeypatch):
+    def trace(model, x, free):
+        while free:
+            with contextlib.suppress(Exception):  # As sympy and torch do.
+                time.sleep(0.01)
+        return export_program(model, (x,))
+
+    monkeypatch.setattr(command, "LIMIT", 0.2)
+    monkeypatch.setattr(command, "trace_network", trace)
+    monkeypatch.setitem(command.WRITERS, "pt2", lambda program, *_: program.module())
+    monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, [8]))
+    assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
+    told = capsys.readouterr()
+    assert "it is not done after 0.2 s; --size free would go on\n" in told.err
+    assert "the file takes images of 8 pixels alone" in told.out
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+@pytest.mark.long
+def test_networks_of_tensorflows_padding_are_exported_for_one_size():
+    """With free sizes it takes 44 minutes."""
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("tf_efficientnet_lite0", num_classes=3).eval()
+    assert pads_by_size(network)
+    assert not pads_by_size(timm.create_model("efficientnet_lite0", num_classes=3))
+    x = torch.randn(4, 3, 64, 64)
+    written = write_onnx(trace_network(network, x, free=False), io.BytesIO(), {})
+    assert compare_logits(network, written, x, (1,))[1] == [64]
 
 
 @pytest.mark.slow
@@ -133,7 +197,7 @@ def test_int8_is_calibrated_on_training_images(run, tmp_path, monkeypatch, capsy
     """Test images would make the accuracy that the command prints too good."""
     seen = []
 
-    def calibrate(_model, _x, batches):
+    def calibrate(_model, _x, batches, _free):
         seen.extend(batches)
         raise RunError("enough")
 

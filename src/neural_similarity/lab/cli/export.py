@@ -1,9 +1,10 @@
 """`nsim export`: the network of a run in a file for other programs, checked on images."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -20,22 +21,32 @@ from neural_similarity.lab.train.exporting import (
     ROUNDED,
     TOLERANCE,
     WRITERS,
+    NetworkFunction,
+    TimeIsUp,
     compare_logits,
     facts_of,
     logits_of,
+    pads_by_size,
     quantise_network,
+    time_limit,
     trace_network,
 )
+from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.run import load_network
 from neural_similarity.lab.train.weights import load_weights, packed_weights
 
+T = TypeVar("T")
 BATCH, BATCHES = 50, (1, 7)
 CALIBRATION = 10
 """Batches of training images that tell the ranges of activations."""
+LIMIT = 120.0
+"""Seconds that an export for any image size may take."""
 DESCRIPTION = """Write a run's network for other programs, and check it on the run's test images.
 
 onnx runs in onnxruntime, pt2 by torch.export.load, safetensors are weights. Batch and size stay
-free, where the network itself leaves them free. --int8 quantises by PyTorch's pt2e (torchao).
+free, where the network itself leaves them free. The size is fixed for networks that compute their
+padding from it (timm's tf_*) and where a free one takes over two minutes. --int8 quantises by
+PyTorch's pt2e (torchao).
 
 examples:
   nsim export runs/quickstart-seed0 --format onnx
@@ -53,6 +64,9 @@ class ExportOptions(DataOptions):
     """Fold static similarities into the kernels first: torch's plain layers, at no cost."""
     int8: bool = False
     """Quantise to eight bits; folds first, as quantisation does not see M."""
+    size: Literal["auto", "fixed", "free"] = "auto"
+    """The image size of an onnx or pt2: the run's alone (fixed), any (free, however long that
+    takes), or auto: free where that is quick."""
     out: Path | None = None
     """File to write; the default is network[-folded|-int8].FORMAT in the run folder."""
 
@@ -110,15 +124,22 @@ def _export_program(
 ) -> list[str]:
     train, test = parts
     x, lines = _first_batch(run, test), list[str]()
-    network = model
-    if options.int8:
-        batches = (
-            batch for batch, _ in zip(_image_batches(run, train), range(CALIBRATION), strict=False)
-        )
-        network = quantise_network(model, x, batches)
-    write = WRITERS[options.format]
     facts = facts_of(run.classes, run.preprocess, run.image_size)
-    written = write(trace_network(network, x), file, facts)
+
+    def write(free: bool) -> tuple[nn.Module, NetworkFunction]:
+        """The exported network, and the one that is read from its file."""
+        sizes = "any size" if free else f"{run.image_size} pixels alone"
+        print_notice(f"exporting for images of {sizes}")
+        network = model
+        if options.int8:
+            batches = islice(_image_batches(run, train), CALIBRATION)
+            network = quantise_network(model, x, batches, free)
+        file.seek(0)
+        file.truncate()
+        return network, WRITERS[options.format](trace_network(network, x, free), file, facts)
+
+    network, written = _in_time(write, options.size, pads_by_size(model))
+    print_notice("comparing the file with torch")
     worst, sizes = compare_logits(
         network, written, x, BATCHES, ROUNDED if options.int8 else TOLERANCE
     )
@@ -129,7 +150,7 @@ def _export_program(
         f"{' and '.join(map(str, sizes))} pixels"
     )
     if len(sizes) == 1:
-        lines.append(f"the network takes images of {sizes[0]} pixels alone")
+        lines.append(f"the file takes images of {sizes[0]} pixels alone")
     if options.int8:
         whole, eight = (logits_of(one, _image_batches(run, test)) for one in (model, written))
         lines.append(
@@ -138,6 +159,18 @@ def _export_program(
             f"{100 * _equal_answers(whole, eight):.2f} % of the answers are equal"
         )
     return lines
+
+
+def _in_time(write: Callable[[bool], T], size: str, by_size: bool) -> T:
+    """What `write` returns for free sizes, or for a fixed one where free ones are not quick."""
+    if size != "auto" or by_size:
+        return write(size == "free")
+    try:
+        with time_limit(LIMIT):
+            return write(True)
+    except TimeIsUp:
+        print_notice(f"it is not done after {LIMIT:g} s; --size free would go on")
+        return write(False)
 
 
 def _image_batches(run: Run, images: ImageSet) -> Iterator[Tensor]:

@@ -1,8 +1,11 @@
 """Exporting networks to other programs: ONNX and torch.export, in float or int8."""
 
+import contextlib
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import torch
@@ -20,13 +23,56 @@ TOLERANCE, ROUNDED = 1e-3, 0.05
 stay far below `TOLERANCE`; in int8 they may change how a number is rounded, hence `ROUNDED`."""
 
 
-def trace_network(model: nn.Module, x: Tensor) -> ExportedProgram:
-    """The network exported by torch.export, for any batch and every image size that it accepts."""
-    free = {0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}
-    return export(model, (x,), dynamic_shapes=(free,))
+class TimeIsUp(BaseException):
+    """`time_limit` is over; torch's and sympy's `except Exception` must not catch it."""
 
 
-def quantise_network(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> nn.Module:
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeIsUp` in the block after so many seconds; Windows and other threads have no limit.
+
+    It is raised again every second, as an exception inside of a destructor would be lost.
+    """
+    if (
+        not hasattr(signal, "setitimer")
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeIsUp
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def pads_by_size(model: nn.Module) -> bool:
+    """Whether layers compute their padding from the image size, as TensorFlow's "same" does.
+
+    timm's names of such classes end with it. With free sizes every layer nests another rounded
+    division, which torch.export takes apart for minutes to hours.
+    """
+    return any(type(layer).__name__.endswith("Same") for layer in model.modules())
+
+
+def trace_network(model: nn.Module, x: Tensor, free: bool = True) -> ExportedProgram:
+    """The network exported by torch.export, for any batch.
+
+    If `free`, it is for every image size that the network accepts, else for that of `x`.
+    """
+    dims = (0, 2, 3) if free else (0,)
+    return export(model, (x,), dynamic_shapes=(dict.fromkeys(dims, Dim.AUTO),))
+
+
+def quantise_network(
+    model: nn.Module, x: Tensor, batches: Iterable[Tensor], free: bool = True
+) -> nn.Module:
     """The network with convolutions and linear layers in int8, by PyTorch's pt2e and torchao.
 
     Kernels are quantised by channel; activation ranges are calibrated on `batches`. Fold first:
@@ -37,7 +83,7 @@ def quantise_network(model: nn.Module, x: Tensor, batches: Iterable[Tensor]) -> 
     x86 = import_optional(f"{home}.quantizer.x86_inductor_quantizer", "int8", "export")
     settings = x86.get_default_x86_inductor_quantization_config()
     quantizer = x86.X86InductorQuantizer().set_global(settings)
-    prepared = steps.prepare_pt2e(trace_network(model, x).module(), quantizer)
+    prepared = steps.prepare_pt2e(trace_network(model, x, free).module(), quantizer)
     with torch.no_grad():
         for batch in batches:
             prepared(batch)
