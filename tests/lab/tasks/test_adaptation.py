@@ -366,6 +366,17 @@ def test_whose_classifier(world, tmp_path, classifier, train, head):
         assert task.check_start()["backbone"]["head"] == "new"
 
 
+@pytest.mark.parametrize("rate", ["0", "0.003"])
+def test_one_class_is_refused_whatever_the_rate(world, tmp_path, capsys, rate):
+    file = tmp_path / "resnet20.safetensors"
+    save_file(ns.models.resnet20(num_classes=2, width=0.25).state_dict(), file)
+    shutil.copytree(world / "colours" / "red", tmp_path / "world" / "colours" / "red")
+    args = ("--backbone", str(file), "--width", "0.25", "--image-size", "16", "--lr", rate)
+    assert adapt(tmp_path / "world", tmp_path / "run", *args) == 1
+    assert "there must be at least two classes, got ('red',)" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("names", "head"), [(CLASSES, "kept"), (("a", "b", "c", "d"), "new")])
 def test_auto_keeps_the_classifier_of_the_same_names_alone(tmp_path, monkeypatch, names, head):

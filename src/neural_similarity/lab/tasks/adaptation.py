@@ -250,6 +250,7 @@ class AdaptationTask(ClassificationTask):
 
     def with_own_rate(self) -> Self:
         """The task with the learning rate that `ns.parameter_groups` finds on its images."""
+        self.check_images()
         recipe, (channels, size, _) = self.recipe, self.images.shape
         torch.manual_seed(recipe.seed)
         model, _, converted = recipe.pretrained_source.load_pretrained(

@@ -117,7 +117,12 @@ class ClassificationTask(Task[Run, Recipe]):
     def images(self) -> ImageSet:
         return self.dataset.train
 
-    def check_start(self) -> dict[str, Any]:
+    def check_images(self) -> None:
+        """Check that the images are square and of two classes at least.
+
+        Raises:
+            ValueError: they are not.
+        """
         _, height, width = self.images.shape
         if height != width:
             raise ValueError(
@@ -125,6 +130,9 @@ class ClassificationTask(Task[Run, Recipe]):
             )
         if len(self.images.classes) < 2:
             raise ValueError(f"there must be at least two classes, got {self.images.classes}")
+
+    def check_start(self) -> dict[str, Any]:
+        self.check_images()
         print_notice(self.dataset.describe_sizes)
         print_notice(augmentation_text(self.recipe))
         return {}
