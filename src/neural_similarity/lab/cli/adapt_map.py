@@ -12,7 +12,7 @@ from neural_similarity.lab.paper.adapt_report import draw_map, map_to_markdown, 
 from neural_similarity.lab.paper.adapt_runs import run_map
 from neural_similarity.lab.train.progress import print_notice
 
-NAME = "adapt-map"
+MAP_NAME = "adapt-map"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def reproduce_map(args: Sequence[str]) -> int:
     )
     options = parse_options(MapRunOptions, args, prog="nsim reproduce", description=description)
     run_map(options.data, options.results, print_notice)
-    print_line(f"nsim table {NAME} shows the map")
+    print_line(f"nsim table {MAP_NAME} shows the map")
     return 0
 
 

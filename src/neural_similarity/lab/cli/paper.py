@@ -158,7 +158,7 @@ class RecordOptions:
 
 def reproduce(args: Sequence[str]) -> int:
     """Run what a table lacks, or print its commands; 0 if every run is recorded in the end."""
-    if args[:1] == [adapt_map.NAME]:
+    if args[:1] == [adapt_map.MAP_NAME]:
         return adapt_map.reproduce_map(args[1:])
     description = (
         "Run the rows of a table that have no record yet, and record them, or print the commands "
@@ -189,7 +189,7 @@ def reproduce(args: Sequence[str]) -> int:
 
 def table(args: Sequence[str]) -> int:
     """Print a table with our runs, or write it as Markdown and as a picture."""
-    if args[:1] == [adapt_map.NAME]:
+    if args[:1] == [adapt_map.MAP_NAME]:
         return adapt_map.print_map(args[1:])
     description = (
         "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"

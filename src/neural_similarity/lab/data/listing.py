@@ -12,7 +12,7 @@ from pathlib import Path
 from neural_similarity.files import read_text
 from neural_similarity.lab.data.decoding import SUFFIXES
 
-COLUMNS = ("filename", "label")
+LABEL_COLUMNS = ("filename", "label")
 log = logging.getLogger(__name__)
 PART_OF = {
     name: part
@@ -90,8 +90,8 @@ def read_image_list(path: Path) -> dict[str, list[str]]:
     lines = read_text(path).splitlines()
     rows, found = csv.DictReader(lines), dict[str, list[str]]()
     try:
-        if not set(COLUMNS) <= set(rows.fieldnames or ()):
-            wanted = " and ".join(COLUMNS)
+        if not set(LABEL_COLUMNS) <= set(rows.fieldnames or ()):
+            wanted = " and ".join(LABEL_COLUMNS)
             raise ValueError(f"{path} must have the columns {wanted}, got {rows.fieldnames}")
         for row in rows:
             if not (row["filename"] and row["label"]):
@@ -101,7 +101,9 @@ def read_image_list(path: Path) -> dict[str, list[str]]:
                 )
             found.setdefault(row["label"], []).append(row["filename"])
     except csv.Error as error:
-        raise ValueError(f"{path} must be a list of {','.join(COLUMNS)}, got {error}") from error
+        raise ValueError(
+            f"{path} must be a list of {','.join(LABEL_COLUMNS)}, got {error}"
+        ) from error
     _check_listed(path, found)
     return found
 

@@ -129,7 +129,7 @@ ONE_SHOT = {
 MINI = named("mini-", PRETRAINING | BY_TASKS | ONE_SHOT)
 
 # Chosen for a minute on a laptop: three classes to test on, 28 pixels, few filters, one thread.
-QUICKSTART = {
+FEW_SHOT_QUICKSTART = {
     "fewshot-quickstart": (
         "3 ways on the embedded images",
         FewShotRecipe(
@@ -177,7 +177,7 @@ FEW_SHOT_STARTS = {
 }
 """For each recipe that starts from another run, the recipe of that run."""
 FEW_SHOT: dict[str, Family] = {
-    "fewshot": ("few-shot learning on embedded images, a minute", QUICKSTART),
+    "fewshot": ("few-shot learning on embedded images, a minute", FEW_SHOT_QUICKSTART),
     "mini": ("few-shot learning on Mini-ImageNet, table 6", MINI),
     **{data: (f"the same on {title}", copied_recipes(data)) for data, title in COPIES.items()},
 }

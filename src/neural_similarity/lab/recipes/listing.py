@@ -7,7 +7,7 @@ from neural_similarity.lab.recipes import FAMILIES
 from neural_similarity.lab.train.recipe import TrainingRecipe
 
 LIST = Path(__file__).with_name("list.json")
-COLUMNS = ("name", "data", "model", "similarity", "steps", "description")
+LISTED_FIELDS = ("name", "data", "model", "similarity", "steps", "description")
 
 
 def list_content() -> str:
@@ -19,7 +19,7 @@ def list_content() -> str:
         }
         for family, (title, recipes) in FAMILIES.items()
     }
-    content = {"columns": COLUMNS, "families": families}
+    content = {"columns": LISTED_FIELDS, "families": families}
     return json.dumps(content, indent=0, ensure_ascii=False) + "\n"
 
 

@@ -11,9 +11,9 @@ SUFFIX = "@released"
 VARIANTS = ("paper", "released")
 RELEASED_MODELS = ("cnn9", "cnn9_plus")
 """The networks of tables 1 to 4."""
-SMALL = (0.1, 0.001)
+SMALL_STARTS = (0.1, 0.001)
 """Factors on He's deviation with which the released predictors start."""
-PATCHES = SphereNet(normalize="input", scales=SMALL)
+PATCHES = SphereNet(normalize="input", scales=SMALL_STARTS)
 RELEASED_SIMILARITIES: dict[Similarity | None, Similarity | None] = {
     None: None,
     Static(Diagonal()): Static(Diagonal(), init="released"),

@@ -25,7 +25,7 @@ from neural_similarity.nn import (
 
 diagonal = partial(dynamic_recipe, Diagonal())
 RELEASED_START = partial(Dynamic, init="released")
-SMALL = replace(PATCHES, batch_norm=True)
+SMALL_PATCH = replace(PATCHES, batch_norm=True)
 """The released predictor, normalised with PyTorch's eps."""
 
 ABLATION_RECIPES = named(
@@ -46,11 +46,11 @@ ABLATION_RECIPES = named(
         ),
         "dynamic-dns-norm": (
             "the released predictors: the same, small start, no gains",
-            with_similarity(RELEASED_START(Diagonal(), replace(SMALL, batch_norm_eps=1e-3))),
+            with_similarity(RELEASED_START(Diagonal(), replace(SMALL_PATCH, batch_norm_eps=1e-3))),
         ),
         "dynamic-dns-norm-1e-5": (
             "the same with PyTorch's eps 1e-5",
-            with_similarity(RELEASED_START(Diagonal(), replace(SMALL, batch_norm_eps=1e-5))),
+            with_similarity(RELEASED_START(Diagonal(), replace(SMALL_PATCH, batch_norm_eps=1e-5))),
         ),
         "dynamic-dns-both": (
             "predictor bounded, patches and kernels normalised",

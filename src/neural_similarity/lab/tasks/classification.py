@@ -51,7 +51,7 @@ from neural_similarity.lab.train.task import Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 SEED = re.compile(r"-?[0-9]+")
-CLASSES = "test_class_accuracies"
+BY_CLASS = "test_class_accuracies"
 """The entry of a summary that holds the accuracy of every class."""
 SHOWN = 10
 """Classes that a text lists, the worst ones first."""
@@ -196,7 +196,7 @@ class ClassificationTask(Task[Run, Recipe]):
             "test_error_percent": scores.error_percent,
             **({} if top5 is None else {"test_top5_error_percent": top5}),
             "test_loss": scores.loss,
-            CLASSES: by_class,
+            BY_CLASS: by_class,
             "test_correct": pack_correct(scores.correct),
         }
 
@@ -211,14 +211,14 @@ class ClassificationTask(Task[Run, Recipe]):
         text = (
             f"{score_text(scores)} on {len(self.dataset.test):,} test images\n"
             f"balanced accuracy {100 * facts['test_balanced_accuracy']:.2f} %, by class "
-            f"{class_text(facts[CLASSES])}"
+            f"{class_text(facts[BY_CLASS])}"
         )
         return {"checkpoint": checkpoint, "scores": facts}, text
 
     @staticmethod
     def scored_texts(run: Run) -> dict[str, str]:
         with content_errors(run.summary):
-            by_class = read_facts(run.summary).get(CLASSES)
+            by_class = read_facts(run.summary).get(BY_CLASS)
             return {"accuracy by class": class_text(by_class)} if by_class else {}
 
     @staticmethod
@@ -236,7 +236,7 @@ class ClassificationTask(Task[Run, Recipe]):
     def record_outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
         summary = read_facts(run.summary)
         correct = summary.pop("test_correct")
-        summary.pop(CLASSES, None)  # A thousand numbers for ImageNet, which follow from `correct`.
+        summary.pop(BY_CLASS, None)  # A thousand numbers for ImageNet, which follow from `correct`.
         size = (run.channels, run.image_size, run.image_size)
         summary["macs"] = models.macs(fold(merge_baselines(run.build()), dynamic="keep"), *size)
         outcome = {

@@ -30,7 +30,7 @@ from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.weights import load_weights, save_weights, tensors_alone
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
-NAME = r"step-([0-9]{8}|[1-9][0-9]{8,})"
+CHECKPOINT_NAME = r"step-([0-9]{8}|[1-9][0-9]{8,})"
 """Names of checkpoints: eight digits, or as many as the step has."""
 MISFITS = (AttributeError, LookupError, TypeError, ValueError)
 """Errors that values of the wrong kind in a file raise."""
@@ -122,7 +122,7 @@ def tidy(folder: Path, step: int, keep: int) -> None:
     All but the `keep` newest checkpoints up to `step` go, and checkpoints that were only partly
     written or removed. Files and folders with other names are never touched.
     """
-    remove_leftovers(folder, NAME)
+    remove_leftovers(folder, CHECKPOINT_NAME)
     upto = [path for path in list_checkpoints(folder) if step_of(path) <= step]
     for old in upto[:-keep]:
         remove_folder(old)
@@ -169,7 +169,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    own = re.fullmatch(NAME, path.name) is not None
+    own = re.fullmatch(CHECKPOINT_NAME, path.name) is not None
     return own and path.is_dir() and not path.is_symlink()
 
 

@@ -17,7 +17,7 @@ from neural_similarity.choices import import_optional
 from neural_similarity.lab.errors import RunError
 
 NetworkFunction = Callable[[Tensor], Tensor]
-NAME = "images"
+INPUT_NAME = "images"
 TOLERANCE, ROUNDED = 1e-3, 0.05
 """Largest difference of a file's logits, relative to torch's largest logit. Sums in another order
 stay far below `TOLERANCE`; in int8 they may change how a number is rounded, hence `ROUNDED`."""
@@ -109,7 +109,7 @@ def write_onnx(
     import_optional("onnxscript", "--format onnx", "export")
     try:
         written = torch.onnx.export(
-            program, dynamo=True, verbose=False, input_names=[NAME], output_names=["logits"]
+            program, dynamo=True, verbose=False, input_names=[INPUT_NAME], output_names=["logits"]
         )
     except torch.onnx.OnnxExporterError as error:  # It lists steps; its cause says what is wrong.
         reason = error.__cause__ or error
@@ -120,7 +120,7 @@ def write_onnx(
     content = written.model_proto.SerializeToString()
     file.write(content)
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(None, {NAME: x.numpy()})[0])
+    return lambda x: torch.from_numpy(session.run(None, {INPUT_NAME: x.numpy()})[0])
 
 
 WRITERS: dict[str, Callable[[ExportedProgram, BinaryIO, Mapping[str, str]], NetworkFunction]] = {

@@ -39,7 +39,9 @@ from neural_similarity.lab.train.statistics import by_task
 from neural_similarity.models import parameters
 
 EVALUATIONS = "evaluations"
-NAME = re.compile(r"[\w+-]+\.train(\+val)?\.\d+w\d+s\d+q\.\w+-\d+--?\d+\.\w+\.-?\d+", re.ASCII)
+EVALUATION_NAME = re.compile(
+    r"[\w+-]+\.train(\+val)?\.\d+w\d+s\d+q\.\w+-\d+--?\d+\.\w+\.-?\d+", re.ASCII
+)
 """Names that `evaluation_name` makes."""
 
 
@@ -190,7 +192,7 @@ def scored_texts(run: FewShotRun) -> dict[str, str]:
 
 def is_evaluation(path: Path) -> bool:
     """Whether a file is named by `evaluation_name`; files with other names are the user's."""
-    return NAME.fullmatch(path.stem) is not None
+    return EVALUATION_NAME.fullmatch(path.stem) is not None
 
 
 def read_evaluation(path: Path) -> Evaluation:

@@ -168,7 +168,7 @@ def _precisions(records: Sequence[Record]) -> list[str]:
     return sorted({record.environment["precision"] for record in records})
 
 
-COLUMNS: Mapping[str, Callable[[Sequence[Record]], str]] = {
+RECORD_COLUMNS: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "parameters": lambda records: f"{records[0].summary['parameters'] / 1e3:,.1f} k",
     "trained on": lambda records: _classes(records[0]),
     "budget": _budget_text,

@@ -54,7 +54,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
     SCORING: ClassVar[type[Any]] = TaskScoring
     SCORING_HELP: ClassVar[str] = SCORING_HELP
     RECORDS: ClassVar[str] = "fewshot"
-    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = records.COLUMNS
+    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = records.RECORD_COLUMNS
 
     recipe: FewShotRecipe
     split: ClassSplit

@@ -25,7 +25,7 @@ from neural_similarity.lab.data.images import seeded_generator
 
 VERSION = 1
 """Version of how tasks are drawn, which digests include."""
-FORMAT = 2
+TASKS_FORMAT = 2
 """Format of the files; others are refused."""
 LEAST_TASKS, MOST_TASKS = 2, 1_000_000
 """Bounds of a list's length: a single task has no confidence interval."""
@@ -216,7 +216,7 @@ def draw_tasks(
 def to_json(tasks: TaskList) -> dict[str, Any]:
     """A list as JSON values, with its positions packed."""
     return {
-        "version": FORMAT,
+        "version": TASKS_FORMAT,
         "data": tasks.data,
         "part": tasks.part,
         "sizes": dataclasses.asdict(tasks.sizes),
@@ -230,8 +230,8 @@ def to_json(tasks: TaskList) -> dict[str, Any]:
 
 def from_json(content: dict[str, Any]) -> TaskList:
     """The list that `to_json` wrote."""
-    if content.get("version") != FORMAT:
-        raise ValueError(f"`version` must be {FORMAT}, got {content.get('version')!r}")
+    if content.get("version") != TASKS_FORMAT:
+        raise ValueError(f"`version` must be {TASKS_FORMAT}, got {content.get('version')!r}")
     sizes = TaskSizes(**content["sizes"])
     count = content["tasks"]
     support = _unpack_positions(content["support"], (count, sizes.ways * sizes.shots))
