@@ -6,10 +6,10 @@ In a process of its own, so that Triton's cache is a temporary folder and no int
 import re
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
+from disassembly import loop_lengths
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime import driver
@@ -146,22 +146,7 @@ class Built:
 
     def loop_lengths(self, folder) -> list[int]:
         """Machine instructions of each loop that has matrix products, a warp's each time around."""
-        (folder / "kernel.cubin").write_bytes(self.binary)
-        program = Path(get_ptxas(90).path).with_name("nvdisasm")
-        text = subprocess.run(
-            [program, "-c", "kernel.cubin"], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout
-        lines, labels, lengths = [], {}, []
-        for line in text.splitlines():
-            if label := re.match(r"\s*(\.L_\w+):", line):
-                labels[label[1]] = len(lines)
-            elif line.rstrip().endswith(";"):
-                lines.append(line)
-        for end, line in enumerate(lines):
-            start = labels.get((re.findall(r"BRA `\((\.L_\w+)\)", line) or [""])[0], end + 1)
-            if start <= end and "MMA" in "".join(lines[start:end]):
-                lengths.append(end + 1 - start)
-        return lengths
+        return loop_lengths(self.binary, folder)
 
 
 def check(kind, launched, dtype, folder):

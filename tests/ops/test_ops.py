@@ -247,7 +247,7 @@ def test_autocast_computes_in_its_type(kind):
         ({"padding": "half"}, '`padding` must be integers, "same" or "valid"'),
         ({"padding": "same", "stride": 2}, '"same" needs `stride` 1, got 2'),
         ({"dilation": 9}, "the window .* is larger than `x`"),
-        ({"backend": "cuda"}, "`backend` must be one of auto, triton, .*, got 'cuda'"),
+        ({"backend": "cuda"}, "`backend` must be one of auto, halo, .*, got 'cuda'"),
         ({"x": torch.zeros(2, 4, 7, 9, dtype=torch.int64)}, "the auto backend declines .*int64"),
         ({"backend": "triton"}, "the triton backend declines .*on cpu, not on a GPU"),
         ({"backend": "compiled", "x": torch.zeros(2, 4, 7, 9).double()}, "compiled .*float64,"),

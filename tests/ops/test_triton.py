@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, check
+from on_gpu import on_gpu
 from pointwise_laws import LAWS, MAPS, check_second_derivatives, norms
 from problems import Problem
 from processes import run_tests
@@ -56,17 +57,6 @@ def test_kernels_compile_for_hopper(tmp_path):
 def test_all_kernels_compile_for_hopper(tmp_path):
     options = ("--noconftest", "-m", "slow")
     run_tests("compiled_kernels.py", {"TRITON_CACHE_DIR": str(tmp_path)}, *options)
-
-
-class OnGpu(torch.Tensor):
-    """A tensor that says that it is on a GPU, which is not here."""
-
-    is_cuda = True
-    device = torch.device("cuda", 0)
-
-
-def on_gpu(x):
-    return x.as_subclass(OnGpu)
 
 
 @pytest.mark.parametrize(

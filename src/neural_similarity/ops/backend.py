@@ -5,11 +5,15 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from neural_similarity.choices import require_known
-from neural_similarity.ops import native, triton
+from neural_similarity.ops import halo, native, triton
 
-Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
+Backend = Literal["auto", "halo", "triton", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
-_REASONS = {"triton": triton.declines_triton, "compiled": native.declines_native}
+_REASONS = {
+    "halo": halo.declines_halo,
+    "triton": triton.declines_triton,
+    "compiled": native.declines_native,
+}
 NARROW = 4
 """On a CPU, groups of fewer channels that C takes one by one are faster in the eager form."""
 
@@ -17,9 +21,10 @@ NARROW = 4
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
     """Why `backend` cannot take the input `x` and a kernel of `taps` taps, or None if it can.
 
-    "triton" is kernels for GPUs; "compiled" is C for the CPU, compiled for this machine at its
-    first use; "eager" is plain PyTorch in tiles; "reference" is the definition, which is exported;
-    "auto" takes the fastest that does not decline.
+    "triton" is kernels for GPUs; "halo" is kernels for Hopper GPUs that no GPU has run yet, see
+    `use_halo`; "compiled" is C for the CPU, compiled for this machine at its first use; "eager" is
+    plain PyTorch in tiles; "reference" is the definition, which is exported; "auto" takes the
+    fastest that does not decline.
 
     Raises:
         ValueError: there is no backend of that name.

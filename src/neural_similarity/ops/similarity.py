@@ -69,7 +69,7 @@ def similarity_conv2d(
         blocks: ("channels", b) or ("filters", b): each of b consecutive groups of the input's
             channels, or of the kernels, has an M of its own, and `similarity` an axis of that
             length before its taps. Blocks of filters cost as much mixing as b convolutions.
-        backend: "auto", "triton", "compiled", "eager" or "reference", see
+        backend: "auto", "halo", "triton", "compiled", "eager" or "reference", see
             `neural_similarity.ops.declines`.
 
     Returns:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import columns, native, registration, triton
+from neural_similarity.ops import columns, halo, native, registration, triton
 from neural_similarity.ops.backend import choose_backend
 from neural_similarity.ops.operands import Implementation, Operands
 from neural_similarity.ops.registration import Operator, batch_first
@@ -33,6 +33,7 @@ def register_trilinear(name: str, arithmetic: columns.Arithmetic, *, full: bool)
     and the backend, and returns (n, o, *out).
     """
     ways: dict[str, Implementation] = {
+        "halo": halo.Halo(),
         "triton": triton.Triton(),
         "compiled": native.Compiled(full=full),
         "eager": columns.Eager(arithmetic),
@@ -158,6 +159,12 @@ def _operands_of(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Operan
 def _choose_way(
     ways: Mapping[str, Implementation], backend: str, given: Operands
 ) -> Implementation:
+    if backend in ("auto", "halo"):
+        reason = halo.declines_operands(given)
+        if reason is None:
+            return ways["halo"]
+        if backend == "halo":
+            raise ValueError(f"the halo backend declines this input: {reason}")
     together = native.takes_together(given)
     return ways[
         choose_backend(backend, given.x, given.window.taps, given.groups, together=together)

@@ -1,0 +1,86 @@
+"""The diagonal operator on a Hopper GPU by kernels that load every tile of a map once, with a halo.
+
+For 3×3 kernels with stride 1 and padding 1, channels-last maps of `SIZES` channels in float16 or
+bfloat16. They are CUDA C++ (`*.cu`), compiled by NVRTC at their first use. No GPU has run them yet:
+they are off until `use_halo`, and where they are on, each is tried against the definition first.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from neural_similarity.ops.operands import Gradients, Operands
+from neural_similarity.ops.window import Window
+
+SIZES = (32, 64, 128, 256)
+"""Numbers of input and output channels."""
+WINDOW = Window((3, 3), (1, 1), (1, 1), (1, 1))
+MOST_NUMBERS = 2**31
+"""Of a tensor, so that an index is 32 bits."""
+_DTYPES = (torch.float16, torch.bfloat16)
+_CAPABILITY = (9, 0)
+_SWITCH = {"on": False}
+
+
+def use_halo(on: bool = True) -> None:
+    """Let "auto" take the halo kernels, in this process; without this call it never does.
+
+    They are not measured on a GPU yet.
+    """
+    _SWITCH["on"] = on
+
+
+def declines_halo(x: Tensor, taps: int) -> str | None:
+    """Why the halo kernels cannot take `x` and a window of `taps` taps, or None."""
+    if not _SWITCH["on"]:
+        return "not measured on a GPU yet; `neural_similarity.ops.use_halo()` switches it on"
+    if not x.is_cuda:
+        return f"the input is on {x.device.type}, not on a GPU"
+    if x.dtype not in _DTYPES:
+        return f"the input is {x.dtype}, neither float16 nor bfloat16"
+    if x.dim() != 4 or taps != WINDOW.taps:
+        return f"the input has {x.dim() - 2} spatial dimensions and {taps} taps, not 2 and 9"
+    if x.shape[1] not in SIZES:
+        return f"the input has {x.shape[1]} channels, none of {SIZES}"
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        return "the input is not channels-last"
+    if torch.cuda.get_device_capability(x.device) != _CAPABILITY:
+        return "the GPU's compute capability is not 9.0"
+    return None
+
+
+def declines_operands(given: Operands) -> str | None:
+    """As `declines_halo`, of all operands; tries the kernels of these channels once."""
+    x, weight, m, window, groups = given
+    if reason := declines_halo(x, window.taps):
+        return reason
+    if window != WINDOW:
+        return f"the window is {window}, not 3×3 with stride 1 and padding 1"
+    if groups != 1 or m.shape[1] != 1:
+        return "the channels are in groups or blocks"
+    if m.dim() > 5:
+        return "M is full, not diagonal"
+    if len(weight) not in SIZES:
+        return f"there are {len(weight)} outputs, none of {SIZES}"
+    if max(x.numel(), m.numel(), m.numel() // 9 * len(weight)) >= MOST_NUMBERS:
+        return f"a tensor has {MOST_NUMBERS} numbers or more"
+    from neural_similarity.ops.halo import trial
+
+    return trial.kernel_fault(x.device, x.shape[1], len(weight), x.dtype)
+
+
+class Halo:
+    """`operands.Implementation` by the halo kernels, unless `declines_operands`."""
+
+    def forward(self, given: Operands) -> Tensor:
+        """`Implementation.forward`."""
+        from neural_similarity.ops.halo import launch
+
+        return launch.make_task(given).forward()
+
+    def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
+        """`Implementation.backward`."""
+        from neural_similarity.ops.halo import launch
+
+        return launch.make_task(given).backward(grad, needs)

@@ -1,0 +1,68 @@
+"""The halo kernels on a CPU, in the place of CUDA's driver: tests/emulated_halo.cpp runs them."""
+
+import ctypes
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from neural_similarity.ops.halo import compiling, driver
+
+SOURCES = Path(compiling.__file__).parent
+PROGRAM = Path(__file__).with_suffix(".cpp")
+GUARD = 4096
+"""Bytes around every tensor that nothing may write to."""
+
+
+class Emulator:
+    """`driver.launch_kernel`; kernels are compiled in a folder, from changed sources if `changes`.
+
+    `changes` maps a file to what is replaced in it.
+    """
+
+    def __init__(self, folder: Path, changes: Mapping[str, tuple[str, str]] | None = None):
+        self.folder, self.backwards = folder, False
+        self.load = cache(self._compile)
+        for file in SOURCES.glob("*.cu*"):
+            text = file.read_text("utf-8")
+            if file.name in (changes or {}):
+                old, new = changes[file.name]
+                assert text.count(old) == 1, old
+                text = text.replace(old, new)
+            (folder / file.name).write_text(text, "utf-8")
+
+    def __call__(self, name, definitions, grid, threads, shared_bytes, arguments):
+        """Run a kernel; an error if it breaks a rule or writes beyond its tensors."""
+        guarded = {i: _guard(t) for i, t in enumerate(arguments) if isinstance(t, torch.Tensor)}
+        inner = [_inside(guarded[i]) if i in guarded else one for i, one in enumerate(arguments)]
+        run = self.load(name, definitions)
+        problem = run(*grid, threads, shared_bytes, driver.argument_pointers(inner), self.backwards)
+        if problem:
+            raise RuntimeError(problem.decode())
+        for i, memory in guarded.items():
+            assert torch.cat([memory[:GUARD], memory[-GUARD:]]).eq(0xFF).all(), f"beyond {i}"
+            arguments[i].flatten().view(torch.uint8)[:] = _inside(memory)
+
+    def _compile(self, name, definitions):
+        library = self.folder / f"{'-'.join([name, *definitions])}.so"
+        words = ["g++", "-std=c++20", "-O2", "-w", "-shared", "-fPIC", f"-I{self.folder}"]
+        words += [f"-D{definition}" for definition in definitions]
+        words += [f'-DSOURCE="{name}.cu"', f"-DNAME={name}", str(PROGRAM), "-o", str(library)]
+        subprocess.run(words, check=True, capture_output=True, text=True)
+        run = ctypes.CDLL(str(library)).run
+        run.restype = ctypes.c_char_p
+        return run
+
+
+def _guard(tensor):
+    """The bytes of a dense tensor between two guards."""
+    assert tensor.is_contiguous()
+    content = tensor.detach().flatten().view(torch.uint8)
+    guard = torch.full((GUARD,), 0xFF, dtype=torch.uint8)
+    return torch.cat([guard, content, guard])
+
+
+def _inside(memory):
+    return memory[GUARD:-GUARD]
