@@ -29,6 +29,7 @@ constexpr int MOST_SHARED = 232448, STACK = 1 << 16, WARPS = 32, BARRIERS = 16;
 alignas(1024) static unsigned char SHARED_MEMORY[1 << 18];
 static int writers[MOST_SHARED / 16]; // whose copy a piece holds that no fence has shown yet
 static int shared_bytes, block_x, block_y, blocks_x, running;
+static long copied; // bytes of the tensors that were copied to shared memory, in all runs
 static std::string problem;
 
 struct Copy { u32 to; const void *from; int bytes; bool there; };
@@ -84,10 +85,14 @@ template <int BYTES> DEVICE void copy(u32 to, const void *from, bool there) {
   memset(SHARED_MEMORY + to, 0xff, BYTES);
   self().copying.push_back({to, from, BYTES, there});
 }
-DEVICE void copy_commit() { self().copies.push_back(std::move(self().copying)), self().copying = {}; }
+DEVICE void copy_commit() {
+  self().copies.push_back(std::move(self().copying));
+  self().copying = {};
+}
 template <int LEFT> DEVICE void copy_wait() {
   for (; self().copies.size() > LEFT; self().copies.pop_front())
     for (auto &one : self().copies.front()) {
+      copied += one.there ? one.bytes : 0;
       if (one.there) memcpy(SHARED_MEMORY + one.to, one.from, one.bytes);
       else memset(SHARED_MEMORY + one.to, 0, one.bytes);
       writers[one.to / 16] = running + 1;
@@ -260,7 +265,9 @@ static void run_block(int count, bool backwards) {
     if (SHARED_MEMORY[i] != 0xff && problem.empty()) problem = "a store beyond shared memory";
 }
 
-extern "C" const char *run(int columns, int rows, int count, int bytes, void **arguments, bool backwards) {
+extern "C" long copied_bytes() { return copied; }
+extern "C" const char *run(int columns, int rows, int count, int bytes, void **arguments,
+                           bool backwards) {
   problem.clear(), shared_bytes = bytes, blocks_x = columns, given = arguments;
   if (bytes > MOST_SHARED) return "there is not so much shared memory";
   for (block_y = 0; block_y < rows && problem.empty(); block_y++)

@@ -19,11 +19,12 @@ GUARD = 4096
 class Emulator:
     """`driver.launch_kernel`; kernels are compiled in a folder, from changed sources if `changes`.
 
-    `changes` maps a file to what is replaced in it.
+    `changes` maps a file to what is replaced in it; `copied` has the bytes that the last run of
+    each kernel copied from tensors to shared memory.
     """
 
     def __init__(self, folder: Path, changes: Mapping[str, tuple[str, str]] | None = None):
-        self.folder, self.backwards = folder, False
+        self.folder, self.backwards, self.copied = folder, False, {}
         self.load = cache(self._compile)
         for file in SOURCES.glob("*.cu*"):
             text = file.read_text("utf-8")
@@ -37,10 +38,14 @@ class Emulator:
         """Run a kernel; an error if it breaks a rule or writes beyond its tensors."""
         guarded = {i: _guard(t) for i, t in enumerate(arguments) if isinstance(t, torch.Tensor)}
         inner = [_inside(guarded[i]) if i in guarded else one for i, one in enumerate(arguments)]
-        run = self.load(name, definitions)
-        problem = run(*grid, threads, shared_bytes, driver.argument_pointers(inner), self.backwards)
+        library = self.load(name, definitions)
+        before = library.copied_bytes()
+        problem = library.run(
+            *grid, threads, shared_bytes, driver.argument_pointers(inner), self.backwards
+        )
         if problem:
             raise RuntimeError(problem.decode())
+        self.copied[name] = library.copied_bytes() - before
         for i, memory in guarded.items():
             assert torch.cat([memory[:GUARD], memory[-GUARD:]]).eq(0xFF).all(), f"beyond {i}"
             arguments[i].flatten().view(torch.uint8)[:] = _inside(memory)
@@ -51,9 +56,9 @@ class Emulator:
         words += [f"-D{definition}" for definition in definitions]
         words += [f'-DSOURCE="{name}.cu"', f"-DNAME={name}", str(PROGRAM), "-o", str(library)]
         subprocess.run(words, check=True, capture_output=True, text=True)
-        run = ctypes.CDLL(str(library)).run
-        run.restype = ctypes.c_char_p
-        return run
+        loaded = ctypes.CDLL(str(library))
+        loaded.run.restype, loaded.copied_bytes.restype = ctypes.c_char_p, ctypes.c_long
+        return loaded
 
 
 def _guard(tensor):

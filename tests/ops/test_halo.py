@@ -96,7 +96,7 @@ def test_reasons_of_the_input(x, taps, reason):
         ({"m": torch.zeros(1, 2, 9, 4, 5)}, "in groups or blocks"),
         ({"m": torch.zeros(1, 1, 9, 9, 4, 5)}, "M is full"),
         ({"weight": torch.zeros(48, 64, 3, 3)}, "48 outputs, none of"),
-        ({"m": torch.zeros(1).expand(2**17, 1, 9, 64, 64)}, "2147483648 numbers or more"),
+        ({"m": torch.zeros(1).expand(2**14, 1, 9, 64, 64)}, "2147483648 numbers or more"),
     ],
 )
 def test_reasons_of_other_operands(changes, reason):
@@ -258,6 +258,22 @@ def test_kernels_obey_the_laws_on_a_cpu(
     emulator.backwards = backwards
     monkeypatch.setattr(launch, "launch_kernel", emulator)
     check(case_of(channels, outputs, size), "diagonal", dtype, backend="halo")
+
+
+@needs_gxx
+@pytest.mark.long
+def test_a_map_is_read_once_but_for_the_rings_of_its_tiles(emulator, monkeypatch):
+    """Today's kernels read it nine times; weights are read once a block, not once a tile."""
+    monkeypatch.setattr(launch, "launch_kernel", emulator)
+    given, grad = trial.trial_operands(torch.device("cpu"), 64, 64, HALF, (16, 24))
+    trial.kernel_results(launch.Task(given, 1), grad)
+    x, weight, m = (t.numel() * t.element_size() for t in given[:3])
+    # Of 16 rows in two tiles 9 and 9 are read, of 24 columns in three 9, 10 and 9.
+    halo = x * (18 * 28) // (16 * 24)
+    assert emulator.copied["forward"] == halo + weight + m
+    assert emulator.copied["weight_gradient"] == halo + x + m
+    # M around a tile begins at a multiple of 16 bytes: of 24 columns 12, 16 and 12 are read.
+    assert emulator.copied["gradients"] == halo + weight + m * (18 * 40) // (16 * 24)
 
 
 @needs_gxx

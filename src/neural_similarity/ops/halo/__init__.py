@@ -18,6 +18,8 @@ SIZES = (32, 64, 128, 256)
 WINDOW = Window((3, 3), (1, 1), (1, 1), (1, 1))
 MOST_NUMBERS = 2**31
 """Of a tensor, so that an index is 32 bits."""
+M_PARTS = 4
+"""The most parts of M's gradient, one for each 64 channels."""
 _DTYPES = (torch.float16, torch.bfloat16)
 _CAPABILITY = (9, 0)
 _SWITCH = {"on": False}
@@ -63,7 +65,7 @@ def declines_operands(given: Operands) -> str | None:
         return "M is full, not diagonal"
     if len(weight) not in SIZES:
         return f"there are {len(weight)} outputs, none of {SIZES}"
-    if max(x.numel(), m.numel(), m.numel() // 9 * len(weight)) >= MOST_NUMBERS:
+    if max(x.numel(), M_PARTS * m.numel(), m.numel() // 9 * len(weight)) >= MOST_NUMBERS:
         return f"a tensor has {MOST_NUMBERS} numbers or more"
     from neural_similarity.ops.halo import trial
 

@@ -18,7 +18,8 @@ DEVICE int block_index() { return blockIdx.x; }
 DEVICE int column_index() { return blockIdx.y; }
 DEVICE int block_count() { return gridDim.x; }
 DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-DEVICE int warp_uniform(int v) { return __shfl_sync(~0u, v, 0); } // lets it live in a uniform register
+// The same for a warp's threads, which the compiler then knows.
+DEVICE int warp_uniform(int v) { return __shfl_sync(~0u, v, 0); }
 
 // Asynchronous copies of 16 or 4 bytes to shared memory; zeros where not `there`.
 template <int BYTES> DEVICE void copy(u32 to, const void *from, bool there) {
@@ -88,7 +89,8 @@ DEVICE u32 pack(float low, float high) {
 // Both operands by their descriptors; B has 8 adjacent numbers along its columns with BY_COLUMN,
 // else along k. Without `adds` the sums start at 0.
 #define SHARED_PRODUCT(n, a, b, adds, by)                                                         \
-  template <bool BY_COLUMN> DEVICE void product(float (&d)[n / 2], u64 left, u64 right, bool sum) { \
+  template <bool BY_COLUMN>                                                                       \
+  DEVICE void product(float (&d)[n / 2], u64 left, u64 right, bool sum) {                         \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " adds ", 0;\n" WGMMA(n) a ", " b                  \
                  ", p, 1, 1, 0, " by ";}"                                                          \
                  : SUMS##n : "l"(left), "l"(right), "r"((int)sum), "n"((int)BY_COLUMN));           \

@@ -26,11 +26,13 @@ KERNEL(THREADS) forward(const u16 *x, const u16 *w, const float *m, u16 *y, int 
         for (int j = 0; j < WIDTH / 2; j++) total[j] = 0;
       },
       [&](int tap, float (&sums)[WIDTH / 2], const float *own_m) {
-        float upper = own_m[M::at(row, lane / 4) + tap], lower = own_m[M::at(row + 1, lane / 4) + tap];
+        float upper = own_m[M::at(row, lane / 4) + tap];
+        float lower = own_m[M::at(row + 1, lane / 4) + tap];
 #pragma unroll
         for (int j = 0; j < WIDTH / 2; j++) total[j] += (j / 2 % 2 ? lower : upper) * sums[j];
       },
       [&](Tile tile, unsigned char *stage, int group) {
-        Stage<WIDTH>::store<OUTPUTS>(y + column_index() * WIDTH, total, stage, tile, map, group, thread);
+        u16 *columns = y + column_index() * WIDTH;
+        Stage<WIDTH>::store<OUTPUTS>(columns, total, stage, tile, map, group, thread);
       });
 }

@@ -41,8 +41,8 @@ KERNEL(THREADS) gradients(const u16 *grad, const u16 *w, const float *m, const u
 #pragma unroll
         for (int j = 0; j < WIDTH / 4; j++) {
           int down = tile.row + row + j % 2, channel = first + j / 2 * 8 + lane % 4 * 2;
-          int pixel = pixel_index(tile.image, down, tile.column + column, map);
-          own_x[j] = there && down < map.height ? *(const u32 *)(x + pixel * CHANNELS + channel) : 0;
+          int at = pixel_index(tile.image, down, tile.column + column, map) * CHANNELS + channel;
+          own_x[j] = there && down < map.height ? *(const u32 *)(x + at) : 0;
         }
 #pragma unroll
         for (int j = 0; j < WIDTH / 2; j++) total[j] = 0;

@@ -92,9 +92,10 @@ template <int WIDTH> struct Stage {
     int warp = thread / 32, lane = thread % 32;
     group_sync(group); // all have read what is in the stage's memory
 #pragma unroll
-    for (int j = 0; j < WIDTH / 2; j += 2)
-      *(u32 *)(stage + (warp * 16 + lane / 4 + j / 2 % 2 * 8) * PITCH + (j / 4 * 8 + lane % 4 * 2) * 2) =
-          pack(sums[j], sums[j + 1]);
+    for (int j = 0; j < WIDTH / 2; j += 2) {
+      int position = warp * 16 + lane / 4 + j / 2 % 2 * 8, channel = j / 4 * 8 + lane % 4 * 2;
+      *(u32 *)(stage + position * PITCH + channel * 2) = pack(sums[j], sums[j + 1]);
+    }
     group_sync(group);
 #pragma unroll
     for (int k = thread; k < ROWS * PIECES; k += WARPGROUP) {

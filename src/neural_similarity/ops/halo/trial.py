@@ -40,7 +40,11 @@ def find_fault(device: torch.device, channels: int, outputs: int, dtype: torch.d
 
 
 def trial_operands(
-    device: torch.device, channels: int, outputs: int, dtype: torch.dtype
+    device: torch.device,
+    channels: int,
+    outputs: int,
+    dtype: torch.dtype,
+    size: tuple[int, int] = SIZE,
 ) -> tuple[Operands, Tensor]:
     """Random operands, and a gradient of y."""
     generator = torch.Generator().manual_seed(0)
@@ -49,9 +53,9 @@ def trial_operands(
         values = torch.randn(*shape, generator=generator).to(device, dtype)
         return values.contiguous(memory_format=torch.channels_last)
 
-    x, grad = maps(BATCH, channels, *SIZE), maps(BATCH, outputs, *SIZE)
+    x, grad = maps(BATCH, channels, *size), maps(BATCH, outputs, *size)
     weight = maps(outputs, channels, 3, 3) / channels**0.5
-    m = maps(BATCH, 9, *SIZE, dtype=torch.float32)
+    m = maps(BATCH, 9, *size, dtype=torch.float32)
     return Operands(x, weight, m.unsqueeze(1), WINDOW, 1), grad
 
 
