@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import shutil
+import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -27,7 +28,9 @@ INSTRUCTIONS = {"forward": 945, "gradients": 1680, "weight_gradient": 790}
 """The most of a loop over tiles of 64 × 64 channels: 105, 187 and 263 a warp and tap."""
 CONFIGURATIONS = list(itertools.product(SIZES, SIZES, (torch.bfloat16, torch.float16)))
 FEW = [(64, 64, HALF), (32, 32, torch.float16), (128, 256, HALF), (256, 32, torch.float16)]
-needs_gxx = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+needs_gxx = pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("g++"), reason="needs Linux and g++"
+)
 needs_nvrtc = pytest.mark.skipif(
     isinstance(compiling.load_compiler(), str) or find_spec("triton") is None,
     reason="needs NVRTC, of torch's packages for CUDA, and the disassembler in Triton's",
