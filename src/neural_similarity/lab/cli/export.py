@@ -40,7 +40,7 @@ BATCH, BATCHES = 50, (1, 7)
 CALIBRATION = 10
 """Batches of training images that tell the ranges of activations."""
 LIMIT = 120.0
-"""Seconds that an export for any image size may take."""
+"""Seconds of CPU time that an export for any image size may take."""
 DESCRIPTION = """Write a run's network for other programs, and check it on the run's test images.
 
 onnx runs in onnxruntime, pt2 by torch.export.load, safetensors are weights. Batch and size stay

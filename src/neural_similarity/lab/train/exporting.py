@@ -29,7 +29,7 @@ class TimeIsUp(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` in the block after so many seconds; Windows and other threads have no limit.
+    """Raise `TimeIsUp` after so many seconds of CPU time; none on Windows and in other threads.
 
     It is raised again every second, as an exception inside of a destructor would be lost.
     """
@@ -43,13 +43,13 @@ def time_limit(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TimeIsUp
 
-    handler = signal.signal(signal.SIGALRM, stop)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    handler = signal.signal(signal.SIGPROF, stop)
+    timer = signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_PROF, *timer)
+        signal.signal(signal.SIGPROF, handler)
 
 
 def pads_by_size(model: nn.Module) -> bool:
