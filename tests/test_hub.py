@@ -33,6 +33,9 @@ def test_a_network_is_read_back_from_its_folder(similarity, x, tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "library_name: neural-similarity" in card
     assert "1910.13003" in card
+    assert 'ns.hub.Network.from_pretrained("OWNER/NAME")' in card
+    assert (f"19 × `{wanted!r}`" in card) == (wanted is not None)
+    assert "base_model" not in card
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("network.linear.bias")
     save_file(weights, tmp_path / "model.safetensors")
@@ -44,10 +47,16 @@ def test_a_converted_network_is_read_back_by_its_adapter(x, tmp_path):
     backbone = ns.models.resnet20(width=0.5).eval()
     network = moved(ns.convert(backbone, "static-full"), std=0.2).eval()
     nn.init.normal_(network.linear.weight)
-    ns.hub.Adapted(network, extra="linear").save_pretrained(tmp_path)
+    base = "someone/resnet20"
+    ns.hub.Adapted(network, extra="linear", base_model=base).save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "base_model: someone/resnet20" in card
+    assert "library_name: neural-similarity" in card
+    assert "19 × `Static(structure=Full()" in card
+    assert "; 1,539 numbers" in card
     assert (tmp_path / "adapter.safetensors").stat().st_size < 20_000
     again = ns.hub.Adapted.from_pretrained(tmp_path, backbone=backbone)
-    assert again.extra == "linear"
+    assert (again.extra, again.base_model) == ("linear", base)
     assert ns.max_difference(again, network, x) == 0
     assert ns.max_difference(again, backbone, x) > 1e-3
     other = ns.models.resnet20(width=0.5)

@@ -1,12 +1,18 @@
 """`save_pretrained`, `from_pretrained` and `push_to_hub` of Hugging Face, by `huggingface_hub`."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
 from neural_similarity.choices import missing_module, public_names
-from neural_similarity.conversion import check_finite, load_adapter, save_adapter
+from neural_similarity.conversion import (
+    check_finite,
+    load_adapter,
+    save_adapter,
+    similarities_of,
+)
 from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build
@@ -14,16 +20,52 @@ from neural_similarity.nn import Similarity, SimilarityName, format_similarity
 from neural_similarity.nn.layer import resolve_similarity
 
 try:
-    from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+    from huggingface_hub import ModelCard, PyTorchModelHubMixin, hf_hub_download
 except ModuleNotFoundError as error:
     raise missing_module(error, "ns.hub needs huggingface_hub", "hub") from None
 
 __all__ = ["ADAPTER", "Adapted", "Network"]
 __dir__ = public_names(__name__)
-_PAPER = "https://arxiv.org/abs/1910.13003"
+_CARD = """---
+{{ card_data }}
+---
+
+Convolutions of this network have a learned similarity M between kernel and patch, y = Wᵀ M x
+([paper]({{ paper_url }})). Its similarities: {{ similarities }}; {{ scalars }} numbers.
+
+```python
+import neural_similarity as ns
+
+model = ns.hub.{{ call }}
+```
+"""
 
 
-class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity", paper_url=_PAPER):
+class _OnHub(
+    PyTorchModelHubMixin,
+    library_name="neural-similarity",
+    paper_url="https://arxiv.org/abs/1910.13003",
+    model_card_template=_CARD,
+):
+    """The hub's methods, with a card that says what M is and how to load it."""
+
+    CALL: ClassVar[str]
+    base_model: str | None = None
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        parts = similarities_of(self)  # pyright: ignore[reportArgumentType]
+        counts = Counter(repr(getattr(part, "spec", part)) for part in parts)
+        facts = {
+            "similarities": ", ".join(f"{n} × `{spec}`" for spec, n in counts.items()) or "none",
+            "scalars": f"{sum(p.numel() for part in parts for p in part.parameters()):,}",
+            "call": self.CALL,
+        }
+        card = super().generate_model_card(*args, **facts | kwargs)
+        card.data["base_model"] = self.base_model
+        return card
+
+
+class Network(nn.Module, _OnHub):
     """A network of `ns.models` with the hub's methods; its folder holds all weights.
 
     Args:
@@ -36,6 +78,8 @@ class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
         ValueError: there is no such network or option; when loaded, a weight is not finite.
         RuntimeError: when loaded, weights are missing, or of another network.
     """
+
+    CALL = 'Network.from_pretrained("OWNER/NAME")  # or a folder'
 
     def __init__(
         self,
@@ -61,7 +105,7 @@ class Network(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
         return loaded
 
 
-class Adapted(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity", paper_url=_PAPER):
+class Adapted(nn.Module, _OnHub):
     """A converted network with the hub's methods; its folder holds an adapter, see `save_adapter`.
 
     `Adapted.from_pretrained(folder_or_repository, backbone=model)` puts it on its backbone.
@@ -69,15 +113,19 @@ class Adapted(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
     Args:
         network: A converted network.
         extra: Names or globs of what to save besides similarities.
+        base_model: The backbone's name on the hub, such as "timm/resnet18.a1_in1k", for the card.
 
     Raises:
         ValueError: as `save_adapter` when saved, as `load_adapter` when loaded.
     """
 
-    def __init__(self, network: nn.Module, extra: Parts = ()):
+    CALL = 'Adapted.from_pretrained("OWNER/NAME", backbone=backbone)  # or a folder'
+
+    def __init__(self, network: nn.Module, extra: Parts = (), base_model: str | None = None):
         super().__init__()
         self.network = network
         self.extra = extra
+        self.base_model = base_model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.network(*args, **kwargs)
@@ -87,10 +135,16 @@ class Adapted(nn.Module, PyTorchModelHubMixin, library_name="neural-similarity",
 
     @classmethod
     def _from_pretrained(
-        cls, *, model_id: str, backbone: nn.Module, extra: Parts = (), **where: Any
+        cls,
+        *,
+        model_id: str,
+        backbone: nn.Module,
+        extra: Parts = (),
+        base_model: str | None = None,
+        **where: Any,
     ) -> Self:
         if Path(model_id).is_dir():
             file = Path(model_id, ADAPTER)
         else:
             file = Path(hf_hub_download(model_id, ADAPTER, **where))
-        return cls(load_adapter(backbone, file), extra)
+        return cls(load_adapter(backbone, file), extra, base_model)

@@ -1,5 +1,10 @@
 """timm's networks and what ships them: trained, saved, reloaded, fused, exported, quantised."""
 
+import re
+import sys
+import types
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -97,3 +102,17 @@ def test_compilation(x, tmp_path):
     loaded = ns.load_adapter(torch.compile(resnet(), backend="eager"), file)
     assert (loaded.eval()(x) - model(x)).abs().max() < 1e-5
     assert ns.max_difference(ns.load_adapter(resnet(), file), model, x) < 1e-5
+
+
+@pytest.mark.long
+def test_a_converted_network_under_a_name_of_timm(monkeypatch):
+    """The three lines of docs/how-to.md."""
+    page = (Path(__file__).parents[2] / "docs/how-to.md").read_text("utf-8")
+    (block,) = re.findall(r"```py\n(@timm.*?)```", page, re.DOTALL)
+    place = types.ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", place)  # timm looks the function's module up.
+    vars(place).update(timm=timm, ns=ns)
+    exec(block, vars(place))
+    network = timm.create_model("resnet18_static_full", num_classes=3)
+    assert network.layer4[0].conv1.similarity.matrix().shape == (9, 9)
+    assert network.get_classifier().out_features == 3

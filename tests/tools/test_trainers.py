@@ -1,5 +1,8 @@
 """Trainers of others: convert, train, save, go on, reload, fold. Each skips where it is missing."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -115,6 +118,42 @@ def test_lightning(backbone, x, tmp_path):
     assert resumed.model.state_dict().keys() == module.model.state_dict().keys()
     assert ns.max_difference(resumed.model, module.model, x) > 1e-5
     check_shipping(resumed.model, backbone, x, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trains_m_first_then_all(backbone):
+    """The callback of docs/how-to.md."""
+    lightning = pytest.importorskip("lightning")
+    page = (Path(__file__).parents[2] / "docs/how-to.md").read_text("utf-8")
+    (block,) = re.findall(r"```py\n(class MThenAll.*?)```", page, re.DOTALL)
+    names = {"lightning": lightning, "ns": ns}
+    exec(block.replace('"classifier"', '"6"'), names)
+    kernels = []
+
+    class Adapted(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = ns.convert(backbone, "static-full")
+
+        def training_step(self, batch, _):
+            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+        def on_train_epoch_end(self):
+            kernels.append(self.model[0].weight.detach().clone())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
+
+    trainer = lightning.Trainer(
+        max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, callbacks=[names["MThenAll"](2)],
+    )  # fmt: skip
+    module = Adapted()
+    trainer.fit(module, torch.utils.data.DataLoader(images(), batch_size=4))
+    assert all(torch.equal(kernel, backbone[0].weight) for kernel in kernels[:2])
+    assert not torch.equal(kernels[2], backbone[0].weight)
+    assert module.model[0].similarity.raw.any()
 
 
 @pytest.mark.long
