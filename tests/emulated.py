@@ -10,6 +10,7 @@ import struct
 import subprocess
 from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,13 @@ def pytest_configure() -> None:
     """Call the emulator in the place of the library of this machine."""
     if command := os.environ.get("EMULATED"):
         emulated = Emulated(*shlex.split(command))
-        native.load_library, native._element_address = lambda: emulated, _address  # type: ignore[assignment]
+        native.load_library, native._addresses = lambda: emulated, _addresses  # type: ignore[assignment]
 
 
 class Emulated(ctypes.CDLL):
     """What `native.library` returns, of functions that run as `command`.
 
-    It needs operands as `_address` here gives them.
+    It needs operands as `_addresses` here gives them.
     """
 
     def __init__(self, *command: str):
@@ -68,10 +69,15 @@ class Emulated(ctypes.CDLL):
         return struct.unpack("q", answer[:8])[0]
 
 
-def _address(tensor: Tensor, offset: int = 0) -> tuple[Tensor, int]:
-    """A tensor and the byte of it that a pointer goes to."""
-    assert tensor.is_contiguous()
-    return tensor, offset * tensor.element_size()
+def _addresses(
+    operands: Sequence[Tensor | None], offsets: Sequence[int] = (0,)
+) -> list[tuple[Tensor, int] | None]:
+    """Every tensor, and the byte of it that its pointer goes to."""
+    assert all(t is None or t.is_contiguous() for t in operands)
+    return [
+        None if t is None else (t, offset * t.element_size())
+        for t, offset in zip(operands, cycle(offsets), strict=False)
+    ]
 
 
 def _bytes(operand: Any) -> bytes:

@@ -13,8 +13,10 @@ from neural_similarity.nn.modes import evaluation_mode
 from neural_similarity.nn.predictor import Predictor, SphereNet
 from neural_similarity.nn.shared import shared_part
 from neural_similarity.nn.spec import Spec
+from neural_similarity.nn.standard import standard_frame, standard_parts
 from neural_similarity.nn.structure import Diagonal, Full, Structure, StructureModule
 from neural_similarity.ops import fold_kernel
+from neural_similarity.ops.layer import predicted_conv, takes_layer
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.similarity import dynamic_conv
 from neural_similarity.ops.window import autocast_dtype, promote_dtype
@@ -259,6 +261,7 @@ class DynamicSimilarity(nn.Module):
         self.predictor = _predictor_of(spec.predictor, geometry, self.structure.scalars)
         gains = torch.zeros(self.structure.scalars)
         self.gain = nn.Parameter(gains) if spec.init == "identity" else None
+        self.frame = standard_frame(self) if type(self) is DynamicSimilarity else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -320,7 +323,12 @@ class DynamicSimilarity(nn.Module):
 
         The layer has already checked that x, `weight` and `bias` fit the geometry.
         """
-        structure, padded = self.structure, self.geometry.pad_input(x)
+        padded, frame = self.geometry.pad_input(x), self.frame
+        if frame is not None and takes_layer(x):
+            parts = standard_parts(self, padded, weight, bias)
+            if parts is not None:
+                return predicted_conv(parts, frame)
+        structure = self.structure
         output = self.window.output_size(padded.shape[2:])
         m = self._matrix_at(structure, x, output)
         given = Operands(padded, weight, m, self.window, self.geometry.groups)

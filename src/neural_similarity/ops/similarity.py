@@ -312,7 +312,8 @@ class _Diagonal:
         return (products @ products.new_ones(products.shape[-1])).mT
 
 
-diagonal_conv = trilinear.register_trilinear("diagonal_conv", _Diagonal(), full=False)
+DIAGONAL = trilinear.implementations(_Diagonal(), full=False)
+diagonal_conv = trilinear.register_trilinear("diagonal_conv", DIAGONAL)
 """y_o(p) = Σ_t m_t(p) Σ_c W[o,c,t] X[c,t](p). Paper, §3.3."""
 
 
@@ -342,5 +343,6 @@ def _by_block(values: Tensor, blocks: int) -> Tensor:
     return values.unflatten(2, (blocks, -1)).transpose(1, 2).flatten(0, 1)
 
 
-full_conv = trilinear.register_trilinear("full_conv", _Full(), full=True)
+FULL = trilinear.implementations(_Full(), full=True)
+full_conv = trilinear.register_trilinear("full_conv", FULL)
 """y_o(p) = Σ_s Σ_c W[o,c,s] Σ_t M_st(p) X[c,t](p). Paper, Eq. 2 and §3.3."""

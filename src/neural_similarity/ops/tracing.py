@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 
@@ -22,8 +23,11 @@ def by_torch() -> bool:
 def runs_eagerly(x: Tensor) -> bool:
     """Whether an opaque operation in C may run: outside compile, export and functorch.
 
-    False under a compiler, tracer or transform of `torch.func`, and for subclasses of tensors.
+    False under a compiler, tracer or transform of `torch.func`, for subclasses of tensors, and for
+    a batch of gradients (`is_grads_batched`).
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return type(x) in (Tensor, nn.Parameter) and not by_torch()
+    if type(x) not in (Tensor, nn.Parameter) or is_legacy_batchedtensor(x):
+        return False
+    return not by_torch()

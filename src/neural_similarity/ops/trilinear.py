@@ -19,33 +19,38 @@ from neural_similarity.ops.operands import Implementation, Operands
 from neural_similarity.ops.registration import Operator, batch_first
 from neural_similarity.ops.window import Window
 
+Ways = Mapping[str, Implementation]
 _OPERANDS = (
     "Tensor x, Tensor weight, Tensor similarity, "
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str backend"
 )
 
 
-def register_trilinear(name: str, arithmetic: columns.Arithmetic, *, full: bool) -> Operator:
-    """The differentiable function for one way to mix taps, made of two registered operators.
-
-    It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
-    (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
-    and the backend, and returns (n, o, *out).
-    """
-    ways: dict[str, Implementation] = {
+def implementations(arithmetic: columns.Arithmetic, *, full: bool) -> Ways:
+    """The implementations of one way to mix taps, by backend."""
+    return {
         "halo": halo.Halo(),
         "triton": triton.Triton(),
         "compiled": native.Compiled(full=full),
         "eager": columns.Eager(arithmetic),
     }
+
+
+def register_trilinear(name: str, ways: Ways) -> Operator:
+    """The differentiable function of some implementations, made of two registered operators.
+
+    It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
+    (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
+    and the backend, and returns (n, o, *out).
+    """
     return _differentiable_function(_register_forward(name, ways), _register_backward(name, ways))
 
 
-def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator:
+def _register_forward(name: str, ways: Ways) -> Operator:
     def forward(*arguments):
         *operands, backend = arguments
         given = _operands_of(*operands)
-        return _choose_way(ways, backend, given).forward(given)
+        return choose_way(ways, backend, given).forward(given)
 
     def fake(*arguments):
         return _operands_of(*arguments[:-1]).empty_output()
@@ -66,11 +71,11 @@ def _register_forward(name: str, ways: Mapping[str, Implementation]) -> Operator
     return operator
 
 
-def _register_backward(name: str, ways: Mapping[str, Implementation]) -> Operator:
+def _register_backward(name: str, ways: Ways) -> Operator:
     def backward(*arguments):
         grad, *operands, backend, needs = arguments
         given = _operands_of(*operands)
-        return _choose_way(ways, backend, given).backward(grad, given, needs)
+        return choose_way(ways, backend, given).backward(grad, given, needs)
 
     def fake(*arguments):
         _, *operands, _, needs = arguments
@@ -156,9 +161,8 @@ def _operands_of(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Operan
     return Operands(x, weight, m, window, groups)
 
 
-def _choose_way(
-    ways: Mapping[str, Implementation], backend: str, given: Operands
-) -> Implementation:
+def choose_way(ways: Ways, backend: str, given: Operands) -> Implementation:
+    """The implementation that a backend stands for."""
     if backend in ("auto", "halo"):
         reason = halo.declines_operands(given)
         if reason is None:

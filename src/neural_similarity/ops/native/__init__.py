@@ -163,11 +163,7 @@ class _Group:
             MemoryError: its work space cannot be allocated.
         """
         function = getattr(load_library(), f"{name}_{self._suffix}")
-        pointers = [
-            None if tensor is None else _element_address(tensor, offset)
-            for tensor, offset in zip(operands, cycle(self._offsets), strict=False)
-        ]
-        if function(ctypes.byref(self.frame), *pointers):
+        if function(ctypes.byref(self.frame), *_addresses(operands, self._offsets)):
             raise MemoryError(f"the compiled operators ran out of memory in {name}")
 
 
@@ -233,7 +229,7 @@ def _call_on_kernel(name: str, kernel: Tensor, dtype: torch.dtype, *operands: Te
     """Call a C function of a dense kernel (o, c, K)."""
     sizes = map(_Count, (*kernel.shape, not kernel.is_contiguous(), torch.get_num_threads()))
     function = getattr(load_library(), f"{name}_{_TYPES[dtype]}")
-    return function(*sizes, *(None if t is None else _element_address(t) for t in operands))
+    return function(*sizes, *_addresses(operands))
 
 
 def channel_sums(x: Tensor, centre: Tensor) -> Tensor:
@@ -280,7 +276,7 @@ def _call_on_maps(name: str, x: Tensor, *operands: Tensor) -> None:
     images, channels, height, width = x.shape
     sizes = map(_Count, (images, height, width, channels, torch.get_num_threads()))
     function = getattr(load_library(), f"{name}_{_TYPES[x.dtype]}")
-    function(*sizes, *(_element_address(tensor) for tensor in operands))
+    function(*sizes, *_addresses(operands))
 
 
 def _channels_last(maps: Tensor) -> Tensor:
@@ -319,6 +315,11 @@ def _full_size(size: int) -> int:
     return -(-size // _TILE) * _TILE
 
 
-def _element_address(tensor: Tensor, offset: int = 0) -> ctypes.c_void_p:
-    """The address of a tensor's element `offset`."""
-    return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())
+def _addresses(
+    operands: Sequence[Tensor | None], offsets: Sequence[int] = (0,)
+) -> list[ctypes.c_void_p | None]:
+    """The addresses of tensors' elements `offsets`, which are repeated."""
+    return [
+        None if t is None else ctypes.c_void_p(t.data_ptr() + offset * t.element_size())
+        for t, offset in zip(operands, cycle(offsets), strict=False)
+    ]

@@ -1,0 +1,349 @@
+r"""The whole layer of a standard predictor as one operator, with one backward pass.
+
+$$f = s\,(\|X\|^2 + \varepsilon)^{-1/2}, \quad h = \max(0,\ f\, W_1 * x), \quad
+r = W_2 * h + b_2, \quad M = I + g\, r, \quad y = W^\top M X + b$$
+
+It keeps x, W₁ * x, r and the norms for backward, which computes f, h and M again: a layer made of
+its parts keeps these as well. Forward and backward call the same operations as the parts, in the
+same order, so that results are the same bit for bit. Programs of `torch.compile` see two registered
+operators; without them the same functions run without torch's dispatcher, which would cost more
+than the small operations themselves.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from neural_similarity.ops.operands import Gradients, Implementation, Operands
+from neural_similarity.ops.registration import register_operator
+from neural_similarity.ops.similarity import DIAGONAL, FULL, dynamic_conv
+from neural_similarity.ops.sphere import sphere_conv
+from neural_similarity.ops.tracing import runs_eagerly
+from neural_similarity.ops.trilinear import choose_way
+from neural_similarity.ops.window import (
+    Window,
+    autocast_dtype,
+    autocast_enabled,
+    promote_dtype,
+    without_autocast,
+)
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float64)
+Way = Callable[[Operands], Implementation]
+"""Chooses an implementation of the operator with a given M."""
+_threshold_backward = torch.ops.aten.threshold_backward.default
+
+
+class Frame(NamedTuple):
+    """What a layer's operator depends on beside its tensors."""
+
+    window: Window
+    last: Window
+    """That of the second convolution."""
+    groups: int
+    eps: float
+    factor: float
+    """s: 1, or √N for patches over their root mean square."""
+    full: bool
+
+
+class Parts(NamedTuple):
+    """The tensors of a layer: x, W, b, W₁, W₂, b₂ and g, in the order of its gradients."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    first: Tensor
+    last: Tensor
+    last_bias: Tensor | None
+    gain: Tensor
+
+
+class Kept(NamedTuple):
+    """What forward keeps for backward beside the parts: W₁ * x, r and the norms of patches."""
+
+    inner: Tensor
+    raw: Tensor
+    norms: Tensor
+
+
+def takes_layer(x: Tensor) -> bool:
+    """Whether `predicted_conv` takes x: on the CPU, outside tracers, modes and `torch.func`."""
+    if not x.is_cpu or autocast_dtype(x) not in _TYPES:
+        return False
+    if runs_eagerly(x):  # A dispatch mode, such as a counter of FLOPs, is to see the parts.
+        return torch._C._len_torch_dispatch_stack() == 0
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def predicted_conv(given: Parts, frame: Frame) -> Tensor:
+    """y (n, o, *out) of checked parts; `takes_layer(given.x)` must be True."""
+    x = given.x
+    if autocast_enabled(x):
+        dtype = autocast_dtype(x)
+        narrow = [t if t is None else t.to(dtype) for t in given[:6]]
+        with without_autocast(x):
+            return predicted_conv(Parts._make((*narrow, given.gain)), frame)
+    if torch.is_grad_enabled():
+        return _Layer.apply(*given, frame)
+    return _run_forward(given, frame)[0]
+
+
+class _Layer(Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, ctx.frame = arguments
+        y, *kept = _run_forward(Parts(*tensors), ctx.frame)
+        ctx.save_for_backward(*tensors, *kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        needs, frame = ctx.needs_input_grad[:7], ctx.frame
+        (grad,), saved = grad_outputs, ctx.saved_tensors
+        given, kept = Parts(*saved[:7]), Kept(*saved[7:])
+        if torch.compiler.is_compiling():
+            found = _backward_op(grad, *given, *kept, *_plain_values(frame), needs)
+        elif not torch.is_grad_enabled() and runs_eagerly(grad):
+            found = _gradients(grad, given, kept, frame, needs, _WAYS[frame.full])
+        else:
+            found = _composed_gradients(grad, given, frame, needs)
+        return *[g if need else None for g, need in zip(found, needs, strict=True)], None
+
+
+def _run_forward(given: Parts, frame: Frame) -> Sequence[Tensor]:
+    """y and what backward keeps."""
+    if torch.compiler.is_compiling():
+        return _forward_op(*given, *_plain_values(frame))
+    return _output(given, frame, _WAYS[frame.full])
+
+
+def _output(given: Parts, frame: Frame, way: Way) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y and what backward keeps."""
+    x, weight, bias, first, last, last_bias, gain = given
+    energy = promote_dtype(x).square().sum(1, keepdim=True)
+    norms = _convolution(
+        energy, energy.new_ones(1, 1, *frame.window.kernel_size), None, frame.window
+    )
+    norms = norms.add_(frame.eps).sqrt_()
+    inner = _convolution(x, first, None, frame.window)
+    hidden = _hidden_map(inner, _factors(norms, frame))
+    raw = _convolution(hidden, last, last_bias, frame.last)
+    operands = Operands(x, weight, _matrix(raw, gain, frame), frame.window, frame.groups)
+    y = way(operands).forward(operands)
+    if bias is not None:
+        y += bias.to(y.dtype).view(_per_channel(y))
+    return y, inner, raw, norms
+
+
+def _gradients(
+    grad: Tensor, given: Parts, kept: Kept, frame: Frame, needs: Sequence[bool], way: Way
+) -> list[Tensor | None]:
+    """The gradients of the parts, those that `needs` asks for."""
+    x, weight, *_, gain = given
+    predicts = needs[0] or any(needs[3:])
+    operands = Operands(x, weight, _matrix(kept.raw, gain, frame), frame.window, frame.groups)
+    wanted = needs[0], needs[1], predicts
+    of_x, of_weight, of_m = way(operands).backward(grad, operands, wanted)
+    of_bias = grad.sum(_positions(grad)) if needs[2] else None
+    if not predicts:
+        return [None, of_weight, of_bias, None, None, None, None]
+    of_m = of_m.reshape(kept.raw.shape)
+    of_gain = (of_m * kept.raw).sum(_positions(of_m)).to(gain.dtype) if needs[6] else None
+    of_raw = (of_m * gain.to(of_m.dtype).view(_per_channel(of_m))).to(kept.raw.dtype)
+    found = _predictor_gradients(of_raw, given, kept, frame, needs)
+    for term in found[0]:
+        of_x += term
+    return [of_x, of_weight, of_bias, *found[1:], of_gain]
+
+
+def _predictor_gradients(
+    of_raw: Tensor, given: Parts, kept: Kept, frame: Frame, needs: Sequence[bool]
+) -> tuple[list[Tensor], Tensor | None, Tensor | None, Tensor | None]:
+    """Two terms of the gradient of x, if it needs one, and the gradients of W₁, W₂ and b₂."""
+    x, _, _, first, last, _, _ = given
+    factors = _factors(kept.norms, frame)
+    hidden = _hidden_map(kept.inner, factors)
+    inside = needs[0] or needs[3]
+    of_hidden, of_last, of_bias = _convolution_gradients(
+        of_raw, hidden, last, frame.last, (inside, needs[4], needs[5])
+    )
+    if not inside:
+        return [], None, of_last, of_bias
+    of_scaled = promote_dtype(_threshold_backward(of_hidden, hidden, 0))
+    of_inner, of_first, _ = _convolution_gradients(
+        (of_scaled * factors).to(x.dtype), x, first, frame.window, (needs[0], needs[3], False)
+    )
+    if not needs[0]:
+        return [], of_first, of_last, of_bias
+    of_factors = (of_scaled * kept.inner).sum(1, keepdim=True)
+    return [of_inner, _norm_term(of_factors, x, kept.norms, frame)], of_first, of_last, of_bias
+
+
+def _norm_term(of_factors: Tensor, x: Tensor, norms: Tensor, frame: Frame) -> Tensor:
+    """What the norms of its patches add to the gradient of x."""
+    inverse = norms.reciprocal()
+    of_norms = -(of_factors * frame.factor) * (inverse * inverse)
+    of_energy = of_norms / (2 * norms)
+    energy = norms.new_empty(len(x), 1, *x.shape[2:])
+    pixels, *_ = _convolution_gradients(
+        of_energy,
+        energy,
+        energy.new_ones(1, 1, *frame.window.kernel_size),
+        frame.window,
+        (True, False, False),
+    )
+    return (pixels * 2 * x).to(x.dtype)
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+    zeros = (0,) * len(window.stride)
+    return torch.convolution(x, weight, bias, *window[1:], False, zeros, 1)
+
+
+def _convolution_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, window: Window, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias of a convolution, those that `needs` asks for."""
+    zeros = (0,) * len(window.stride)
+    return torch.ops.aten.convolution_backward.default(
+        grad, x, weight, [len(weight)], *window[1:], False, zeros, 1, needs
+    )
+
+
+def _factors(norms: Tensor, frame: Frame) -> Tensor:
+    """f; `norms` are √(‖X‖² + ε)."""
+    factors = norms.reciprocal()
+    return factors if frame.factor == 1 else factors.mul_(frame.factor)
+
+
+def _hidden_map(inner: Tensor, factors: Tensor) -> Tensor:
+    """h, in the type of `inner`."""
+    return (inner * factors).to(inner.dtype).relu_()
+
+
+def _matrix(raw: Tensor, gain: Tensor, frame: Frame) -> Tensor:
+    """M (n, 1, K, *out) or (n, 1, K, K, *out) of r."""
+    raw, column = promote_dtype(raw), (-1, *[1] * (raw.dim() - 2))
+    gain = gain.to(raw.dtype).view(column)
+    if not frame.full:
+        return torch.addcmul(raw.new_ones(1), raw, gain).unsqueeze(1)
+    taps = frame.window.taps
+    identity = torch.eye(taps, dtype=raw.dtype, device=raw.device).view(column)
+    return torch.addcmul(identity, raw, gain).unflatten(1, (1, taps, taps))
+
+
+def _per_channel(maps: Tensor) -> tuple[int, ...]:
+    return (-1, *[1] * (maps.dim() - 2))
+
+
+def _positions(maps: Tensor) -> tuple[int, ...]:
+    return (0, *range(2, maps.dim()))
+
+
+def _composed_gradients(
+    grad: Tensor, given: Parts, frame: Frame, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients by the parts of the layer, which can be differentiated again and vmapped."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad(), without_autocast(given.x):
+        # Aliases, because one part may depend on another: layers may share a kernel.
+        aliases = Parts._make(t if t is None else t.unsqueeze(0).squeeze(0) for t in given)
+        y = _composed_output(aliases, frame)
+    wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
+    return [next(found) if need else None for need in needs]
+
+
+def _composed_output(given: Parts, frame: Frame) -> Tensor:
+    """y of the parts that the operator stands for."""
+    x, weight, bias, first, last, last_bias, gain = given
+    hidden = sphere_conv(
+        x, first, *frame.window[1:],
+        normalize="input", eps=frame.eps, factor=frame.factor, rectified=True,
+    )  # fmt: skip
+    raw = _convolution(hidden, last, last_bias, frame.last)
+    m = _matrix(raw, gain, frame).squeeze(1)
+    operands = Operands(x, weight, m, frame.window, frame.groups)
+    return dynamic_conv(operands, operands.output_size, bias, None)
+
+
+class _Shapes:
+    """`operands.Implementation` for tensors without data."""
+
+    def forward(self, given: Operands) -> Tensor:
+        return given.empty_output()
+
+    def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
+        return given.empty_gradients(needs)
+
+
+def _shapes(given: Operands) -> Implementation:
+    return _Shapes()
+
+
+_PARTS = (
+    "Tensor x, Tensor weight, Tensor? bias, Tensor first, Tensor last, Tensor? last_bias, "
+    "Tensor gain"
+)
+_FRAME = (
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, float eps, "
+    "float factor, bool full"
+)
+
+
+def _plain_values(frame: Frame) -> tuple[Any, ...]:
+    """The arguments that describe a frame; `_frame_of` is the inverse."""
+    return *frame.window[1:], *frame[2:]
+
+
+def _frame_of(first: Tensor, last: Tensor, *values: Any) -> Frame:
+    window = Window(tuple(first.shape[2:]), *map(tuple, values[:3]))
+    return Frame(window, same_window(tuple(last.shape[2:])), *values[3:])
+
+
+def same_window(kernel_size: tuple[int, ...]) -> Window:
+    """The window, of odd size, that keeps the number of positions."""
+    ones = (1,) * len(kernel_size)
+    return Window(kernel_size, ones, tuple([size // 2 for size in kernel_size]), ones)
+
+
+def _forward_body(*arguments: Any, way: Way | None = None) -> tuple[Tensor, ...]:
+    given = Parts(*arguments[:7])
+    frame = _frame_of(given.first, given.last, *arguments[7:])
+    return _output(given, frame, way or _WAYS[frame.full])
+
+
+def _backward_body(grad: Tensor, *arguments: Any, way: Way | None = None) -> tuple[Tensor, ...]:
+    given, kept, needs = Parts(*arguments[:7]), Kept(*arguments[7:10]), arguments[-1]
+    frame = _frame_of(given.first, given.last, *arguments[10:-1])
+    found = _gradients(grad, given, kept, frame, needs, way or _WAYS[frame.full])
+    return tuple(
+        [
+            g if need and g is not None else grad.new_empty(0)
+            for g, need in zip(found, needs, strict=True)
+        ]
+    )
+
+
+_WAYS: dict[bool, Way] = {
+    False: partial(choose_way, DIAGONAL, "auto"),
+    True: partial(choose_way, FULL, "auto"),
+}
+_forward_op = register_operator(
+    "predicted_conv",
+    f"({_PARTS}, {_FRAME}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _forward_body,
+    partial(_forward_body, way=_shapes),
+)
+_backward_op = register_operator(
+    "predicted_conv_backward",
+    f"(Tensor grad, {_PARTS}, Tensor inner, Tensor raw, Tensor norms, {_FRAME}, bool[] needs) -> "
+    f"({', '.join(['Tensor'] * 7)})",
+    _backward_body,
+    partial(_backward_body, way=_shapes),
+)

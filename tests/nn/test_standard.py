@@ -1,0 +1,374 @@
+"""The layer of a standard predictor as one operator, beside the same layer made of its parts."""
+
+import sys
+from contextlib import contextmanager
+from copy import deepcopy
+
+import pytest
+import torch
+from moved import moved
+from problems import KINDS, PROBLEMS, ids
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call, jvp, vmap
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import neural_similarity as ns
+from neural_similarity.nn import similarity as module
+from neural_similarity.ops import layer as one
+
+both_kinds = pytest.mark.parametrize("kind", KINDS)
+LONG = pytest.mark.long
+EXACT = {"rtol": 0, "atol": 0, "equal_nan": True}
+
+
+@contextmanager
+def by_parts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "takes_layer", lambda _: False)
+        yield
+
+
+def is_one(layer, x):
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        run = module.predicted_conv
+        patch.setattr(module, "predicted_conv", lambda *parts: (calls.append(1), run(*parts))[1])
+        layer(x)
+    return bool(calls)
+
+
+def layer_for(kind, channels=(4, 6), kernel=3, *geometry, dtype=torch.float64, **options):
+    named = {
+        name: options.pop(name) for name in ("padding", "padding_mode", "bias") if name in options
+    }
+    spec = ns.Dynamic(ns.Diagonal() if kind == "diagonal" else ns.Full(), **options)
+    return moved(ns.Conv2d(*channels, kernel, *geometry, similarity=spec, dtype=dtype, **named))
+
+
+def maps(*size, dtype=torch.float64):
+    return torch.randn(*(size or (2, 4, 6, 5)), dtype=dtype).requires_grad_()
+
+
+def results(layer, x, grad):
+    """The output, and the gradients of all that requires one."""
+    inputs = [t for t in (x, *layer.parameters()) if t.requires_grad]
+    y = layer(x)
+    return y, *torch.autograd.grad(y, inputs, grad)
+
+
+def compare(layer, x, **tolerance):
+    """The operator's results are those of its parts, bit for bit unless there is a tolerance."""
+    assert is_one(layer, x)
+    grad = torch.randn_like(layer(x))
+    found = results(layer, x, grad)
+    with by_parts():
+        assert not is_one(layer, x)
+        right = results(layer, x, grad)
+    for mine, other in zip(found, right, strict=True):
+        assert_close(mine, other, **(tolerance or EXACT))
+        assert mine.stride() == other.stride() or tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@both_kinds
+def test_equals_its_parts_bit_for_bit(kind, layout, dtype):
+    layer = layer_for(kind, (4, 6), 3, 1, 1, dtype=dtype).to(memory_format=layout)
+    x = torch.randn(2, 4, 7, 6, dtype=dtype).to(memory_format=layout).requires_grad_()
+    compare(layer, x)
+
+
+@both_kinds
+@pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
+def test_geometries(problem, kind):
+    layer = layer_for(kind, problem.channels, problem.kernel_size, *problem.geometry)
+    x, _ = problem.operands()
+    compare(layer, x.requires_grad_())
+
+
+@pytest.mark.parametrize("options", [{"padding": "same"}, {"padding_mode": "circular"}], ids=str)
+def test_inputs_that_are_padded_first(options):
+    """They are padded once, so that the gradients of x are added in another order."""
+    layer = layer_for("diagonal", **{"padding": 1, **options})
+    compare(layer, maps(), rtol=1e-12, atol=1e-12)
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    "predictor",
+    [ns.SphereNet(normalize="input"), ns.SphereNet(hidden=5, last_kernel_size=1, eps=1.0)],
+    ids=str,
+)
+def test_predictors(predictor, kind):
+    compare(layer_for(kind, predictor=predictor), maps())
+
+
+@pytest.mark.parametrize("kind", [ns.Conv1d, ns.Conv3d])
+def test_dimensions(kind):
+    layer = kind(2, 3, 3, padding=1, bias=False, similarity="dynamic-full", dtype=torch.float64)
+    size = (5,) if kind is ns.Conv1d else (3, 4, 5)
+    compare(moved(layer), maps(2, 2, *size))
+
+
+TRAINED = {
+    "input": lambda _: False,
+    "backbone": lambda name: "similarity" not in name,
+    "predictor": lambda name: "similarity" in name,
+    "bias alone": lambda name: name == "bias",
+    "gain alone": lambda name: name.endswith("gain"),
+    "kernel alone": lambda name: name == "weight",
+    "last bias alone": lambda name: name.endswith("last.bias"),
+    "first alone": lambda name: name.endswith("patch.weight"),
+}
+
+
+@pytest.mark.parametrize("trained", TRAINED)
+def test_frozen_parts(trained):
+    layer = layer_for("full")
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(TRAINED[trained](name))
+    compare(layer, maps().requires_grad_(trained == "input"))
+
+
+@both_kinds
+def test_autocast_errs_as_little_as_the_parts(kind):
+    layer = layer_for(kind, dtype=torch.float32)
+    x = maps(2, 4, 8, 9, dtype=torch.float32)
+    grad = torch.randn_like(layer(x))
+    right = results(layer, x, grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert is_one(layer, x)
+        found = results(layer, x, grad.bfloat16())
+        with by_parts():
+            parts = results(layer, x, grad.bfloat16())
+    assert [t.dtype for t in found] == [t.dtype for t in parts]
+    for mine, other, exact in zip(found, parts, right, strict=True):
+        assert (mine - exact).norm() <= 2 * (other - exact).norm() + 1e-6
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e15, 1e30])
+def test_extreme_inputs(scale):
+    layer = layer_for("diagonal", dtype=torch.float32)
+    compare(layer, (scale * torch.randn(2, 4, 6, 5)).requires_grad_())
+
+
+@both_kinds
+def test_derivatives_of_both_orders(kind):
+    layer = layer_for(kind, (1, 2), (2, 1), predictor=ns.SphereNet(hidden=2, last_kernel_size=1))
+    names = [name for name, _ in layer.named_parameters()]
+
+    def output(x, *parameters):
+        return functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    x = maps(2, 1, 3, 2)
+    assert is_one(layer, x)
+    given = x, *(p.detach().requires_grad_() for p in layer.parameters())
+    assert gradcheck(output, given, fast_mode=True)
+    assert gradgradcheck(output, given, fast_mode=True)
+
+
+def test_second_derivatives_of_a_kernel_used_twice():
+    layer, x = layer_for("full", (2, 2), 3, 1, 1), maps(1, 2, 3, 3)
+    inputs = [x, *layer.parameters()]
+
+    def second():
+        loss = layer(layer(x).tanh()).square().sum()
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        return torch.autograd.grad(sum(t.square().sum() for t in first), inputs)
+
+    found = second()
+    with by_parts():
+        assert_close(found, second())
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_batches_of_gradients(create_graph):
+    layer, x = layer_for("diagonal", (2, 3)), maps(1, 2, 3, 3)
+    batched, looped = (
+        torch.autograd.functional.jacobian(layer, x, vectorize=way, create_graph=create_graph)
+        for way in (True, False)
+    )
+    assert_close(batched, looped)
+
+
+@pytest.mark.filterwarnings(r"ignore:`torch.jit.\w+` is deprecated:FutureWarning")
+def test_transforms_take_the_parts():
+    layer = layer_for("full").requires_grad_(False)
+    x = torch.randn(2, 3, 4, 6, 5, dtype=torch.float64)
+    y = layer(x[0])
+    assert_close(vmap(layer)(x)[0], y)
+    value, tangent = jvp(layer, (x[0],), (x[1],))
+    assert_close(value, y)
+    step = 1e-6
+    change = (layer(x[0] + step * x[1]) - layer(x[0] - step * x[1])) / (2 * step)
+    assert_close(tangent, change, rtol=1e-5, atol=1e-6)
+
+
+def test_dispatch_modes_see_the_parts():
+    layer = layer_for("diagonal", dtype=torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        assert not is_one(layer, maps(dtype=torch.float32))
+    assert counter.get_total_flops() > 0
+
+
+def test_checkpointed_and_in_place():
+    layer, x = layer_for("diagonal", bias=False), maps()
+    y = nn.functional.relu(checkpoint(layer, x, use_reentrant=False), inplace=True)
+    grad = torch.randn_like(y)
+    right = torch.autograd.grad(layer(x).relu(), x, grad)
+    assert_close(torch.autograd.grad(y, x, grad), right, **EXACT)
+
+
+def hooked(layer):
+    layer.similarity.predictor.last.register_forward_hook(lambda *_: None)
+
+
+def parametrised(layer):
+    nn.utils.parametrizations.weight_norm(layer.similarity.predictor.last)
+
+
+def replaced(layer):
+    last = layer.similarity.predictor.last
+    layer.similarity.predictor.last = nn.Conv2d(64, 9, 3, padding=2, dilation=2).to(last.weight)
+
+
+def overridden(layer):
+    predictor = layer.similarity.predictor
+    predictor.forward = type(predictor).forward.__get__(predictor)
+
+
+@pytest.mark.parametrize("change", [hooked, parametrised, replaced, overridden])
+def test_changed_predictors_run_their_modules(change):
+    layer = layer_for("diagonal")
+    assert is_one(deepcopy(layer), maps())
+    change(layer)
+    assert not is_one(layer, maps())
+
+
+def test_global_hooks_see_the_modules():
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m)))
+    try:
+        layer_for("diagonal")(maps())
+    finally:
+        handle.remove()
+    assert nn.Conv2d in seen
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"predictor": ns.CNN()},
+        {"predictor": ns.Pooled()},
+        {"predictor": ns.SphereNet(batch_norm=True)},
+        {"predictor": ns.SphereNet(resolution=2)},
+        {"predictor": ns.SphereNet(per_image=True)},
+        {"predictor": ns.SphereNet(bounded=True)},
+        {"predictor": ns.SphereNet(normalize="both", angle="linear")},
+        {"init": "released"},
+    ],
+    ids=str,
+)
+def test_other_similarities_are_made_of_their_parts(options):
+    assert not is_one(layer_for("diagonal", **options), maps())
+
+
+def operators(layer, x):
+    """Both registered operators with arguments for them."""
+    similarity = layer.similarity
+    parts = module.standard_parts(similarity, x, layer.weight, None)
+    parts = [t if t is None else t.detach() for t in parts]
+    values = one._plain_values(similarity.frame)
+    y, *kept = one._forward_op(*parts, *values)
+    needs = [True, True, False, False, True, True, True]
+    backward = (torch.randn_like(y), *parts, *kept, *values, needs)
+    return (one._forward_op, (*parts, *values)), (one._backward_op, backward)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "test",
+    ["test_schema", "test_faketensor", pytest.param("test_aot_dispatch_dynamic", marks=LONG)],
+)
+def test_registration_is_complete(test, layout):
+    layer = layer_for("diagonal", (4, 6), 3, 1, 1, dtype=torch.float32).to(memory_format=layout)
+    x = torch.randn(2, 4, 7, 6).to(memory_format=layout)
+    for operator, arguments in operators(layer, x):
+        torch.library.opcheck(operator, arguments, test_utils=test)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", pytest.param("full", marks=LONG)])
+def test_compiled_layers_are_one_node(kind):
+    layer, x, nodes = layer_for(kind), maps(), []
+
+    def note(graph, _):
+        called = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+        nodes.append([t for t in called if isinstance(t, torch._ops.OpOverload)])
+        return make_boxed_func(graph.forward)
+
+    grad = torch.randn_like(layer(x))
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note)
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    y = compiled(x)
+    found = torch.autograd.grad(y, [x, *layer.parameters()], grad)
+    for mine, other in zip((y, *found), results(layer, x, grad), strict=True):
+        assert_close(mine, other, **EXACT)
+    assert nodes == [[one._forward_op], [one._backward_op]]
+
+
+def test_exported_layers_have_torchs_operations_alone():
+    layer, x = layer_for("full"), maps().detach()
+    program = torch.export.export(layer, (x,))
+    assert_close(program.module()(x), layer(x))
+    assert "neural_similarity" not in str(program.graph)
+
+
+def saved_floats(layer, x):
+    """Numbers that are kept for backward at every position, without the parameters."""
+    kept = []
+    with saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        layer(x)
+    own = {p.data_ptr() for p in layer.parameters()}
+    sizes = {t.data_ptr(): t.numel() for t in kept if t.data_ptr() not in own}
+    return sum(sizes.values()) / x[:, 0].numel()
+
+
+def test_memory_for_backward():
+    layer = layer_for("diagonal", (32, 32), 3, 1, 1, dtype=torch.float32)
+    x = maps(2, 32, 8, 8, dtype=torch.float32)
+    assert saved_floats(layer, x) == 32 + 64 + 9 + 1
+    with by_parts():
+        assert saved_floats(layer, x) > 182
+
+
+def own_calls(layer, x):
+    """How many of the library's Python functions forward and backward call."""
+    found = []
+
+    def note(frame, event, _):
+        if event == "call" and "neural_similarity" in frame.f_code.co_filename:
+            found.append(frame.f_code.co_qualname)
+
+    layer(x).sum().backward()
+    sys.setprofile(note)
+    try:
+        layer(x).sum().backward()
+    finally:
+        sys.setprofile(None)
+    return len(found)
+
+
+def test_python_calls():
+    layer = layer_for("diagonal", (8, 8), 3, 1, 1, dtype=torch.float32)
+    x = maps(1, 8, 8, 8, dtype=torch.float32)
+    calls = own_calls(layer, x)
+    with by_parts():
+        assert calls < own_calls(layer, x)
+    assert calls <= 110
