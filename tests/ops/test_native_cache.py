@@ -188,6 +188,16 @@ def test_without_a_home_the_cache_is_gone_with_the_process(monkeypatch, error):
 
 
 @in_c
+@pytest.mark.usefixtures("copying")
+def test_only_a_compiler_is_announced_in_one_line(caplog):
+    for lines in (1, 0):
+        caplog.clear()
+        compiling.load_library.cache_clear()
+        assert declines("compiled", X, 9) is None
+        assert len(caplog.messages) == lines
+        assert all("compiling the C operators" in line for line in caplog.messages)
+
+
 def test_other_sources_and_processors_have_another_library(copying, monkeypatch):
     for name, other in (
         ("_SOURCES", compiling._SOURCES),

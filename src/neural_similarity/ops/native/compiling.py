@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -25,6 +26,7 @@ from neural_similarity.files import hidden_folder, read_bytes, remove_leftovers,
 
 Code = TypeVar("Code")
 """Code that is loaded; a string says why there is none."""
+log = logging.getLogger(__name__)
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
 _INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
     "Darwin x86_64": {"-fopenmp": ("-Xclang", "-fopenmp")},
@@ -147,6 +149,7 @@ def seal_file(built: Path, path: Path) -> None:
 
 def _compile_sources(compiler: Sequence[str], path: Path) -> str | None:
     """Compile into a file beside `path`, atomically; return the error, or None."""
+    log.warning("compiling the C operators for this machine, once, which takes some seconds")
     try:
         return _call_compiler(compiler, path)
     except OSError as error:
