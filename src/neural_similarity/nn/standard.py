@@ -7,7 +7,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, TwoLayersModule
 from neural_similarity.nn.structure import DiagonalModule, FullModule
-from neural_similarity.ops.layer import Frame, Parts, same_window
+from neural_similarity.ops.layer import LayerFrame, LayerTensors, same_window
 from neural_similarity.ops.window import Window
 
 _CONV_LAYERS = tuple(CONV_LAYERS.values())
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from neural_similarity.nn.similarity import DynamicSimilarity
 
 
-def standard_frame(similarity: "DynamicSimilarity") -> Frame | None:
+def standard_frame(similarity: "DynamicSimilarity") -> LayerFrame | None:
     """The frame of the layer's operator; None where the layer is made of its parts."""
     structure, geometry, spec = similarity.structure, similarity.geometry, similarity.spec.predictor
     if not geometry.spatial or not isinstance(spec, SphereNet) or type(spec) is not SphereNet:
@@ -28,12 +28,12 @@ def standard_frame(similarity: "DynamicSimilarity") -> Frame | None:
     factor = (geometry.in_channels * geometry.taps) ** 0.5 if spec.normalize == "rms" else 1.0
     full = type(structure) is FullModule
     last = same_window((spec.last_kernel_size,) * len(geometry.kernel_size))
-    return Frame(similarity.window, last, geometry.groups, spec.eps, factor, full)
+    return LayerFrame(similarity.window, last, geometry.groups, spec.eps, factor, full)
 
 
 def standard_parts(
     similarity: "DynamicSimilarity", x: Tensor, weight: Tensor, bias: Tensor | None
-) -> Parts | None:
+) -> LayerTensors | None:
     """The operator's tensors; None where a module of the predictor is not as it was built.
 
     The operator calls no module, so a hook, a replaced or a parametrised module declines it.
@@ -57,4 +57,4 @@ def standard_parts(
             or "forward" in module.__dict__
         ):
             return None
-    return Parts(x, weight, bias, patch.weight, last.weight, last.bias, gain)
+    return LayerTensors(x, weight, bias, patch.weight, last.weight, last.bias, gain)

@@ -38,7 +38,7 @@ Way = Callable[[Operands], Implementation]
 _threshold_backward = torch.ops.aten.threshold_backward.default
 
 
-class Frame(NamedTuple):
+class LayerFrame(NamedTuple):
     """What a layer's operator depends on beside its tensors."""
 
     window: Window
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
     full: bool
 
 
-class Parts(NamedTuple):
+class LayerTensors(NamedTuple):
     """The tensors of a layer: x, W, b, W₁, W₂, b₂ and g, in the order of its gradients."""
 
     x: Tensor
@@ -80,14 +80,14 @@ def takes_layer(x: Tensor) -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
-def predicted_conv(given: Parts, frame: Frame) -> Tensor:
+def predicted_conv(given: LayerTensors, frame: LayerFrame) -> Tensor:
     """y (n, o, *out) of checked parts; `takes_layer(given.x)` must be True."""
     x = given.x
     if autocast_enabled(x):
         dtype = autocast_dtype(x)
         narrow = [t if t is None else t.to(dtype) for t in given[:6]]
         with without_autocast(x):
-            return predicted_conv(Parts._make((*narrow, given.gain)), frame)
+            return predicted_conv(LayerTensors._make((*narrow, given.gain)), frame)
     if torch.is_grad_enabled():
         return _Layer.apply(*given, frame)
     return _run_forward(given, frame)[0]
@@ -97,7 +97,7 @@ class _Layer(Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, ctx.frame = arguments
-        y, *kept = _run_forward(Parts(*tensors), ctx.frame)
+        y, *kept = _run_forward(LayerTensors(*tensors), ctx.frame)
         ctx.save_for_backward(*tensors, *kept)
         return y
 
@@ -105,7 +105,7 @@ class _Layer(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         needs, frame = ctx.needs_input_grad[:7], ctx.frame
         (grad,), saved = grad_outputs, ctx.saved_tensors
-        given, kept = Parts(*saved[:7]), Kept(*saved[7:])
+        given, kept = LayerTensors(*saved[:7]), Kept(*saved[7:])
         if torch.compiler.is_compiling():
             found = _backward_op(grad, *given, *kept, *_plain_values(frame), needs)
         elif not torch.is_grad_enabled() and runs_eagerly(grad):
@@ -115,14 +115,16 @@ class _Layer(Function):
         return *[g if need else None for g, need in zip(found, needs, strict=True)], None
 
 
-def _run_forward(given: Parts, frame: Frame) -> Sequence[Tensor]:
+def _run_forward(given: LayerTensors, frame: LayerFrame) -> Sequence[Tensor]:
     """y and what backward keeps."""
     if torch.compiler.is_compiling():
         return _forward_op(*given, *_plain_values(frame))
     return _output(given, frame, _WAYS[frame.full])
 
 
-def _output(given: Parts, frame: Frame, way: Way) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _output(
+    given: LayerTensors, frame: LayerFrame, way: Way
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y and what backward keeps."""
     x, weight, bias, first, last, last_bias, gain = given
     energy = promote_dtype(x).square().sum(1, keepdim=True)
@@ -141,7 +143,12 @@ def _output(given: Parts, frame: Frame, way: Way) -> tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(
-    grad: Tensor, given: Parts, kept: Kept, frame: Frame, needs: Sequence[bool], way: Way
+    grad: Tensor,
+    given: LayerTensors,
+    kept: Kept,
+    frame: LayerFrame,
+    needs: Sequence[bool],
+    way: Way,
 ) -> list[Tensor | None]:
     """The gradients of the parts, those that `needs` asks for."""
     x, weight, *_, gain = given
@@ -162,7 +169,7 @@ def _gradients(
 
 
 def _predictor_gradients(
-    of_raw: Tensor, given: Parts, kept: Kept, frame: Frame, needs: Sequence[bool]
+    of_raw: Tensor, given: LayerTensors, kept: Kept, frame: LayerFrame, needs: Sequence[bool]
 ) -> tuple[list[Tensor], Tensor | None, Tensor | None, Tensor | None]:
     """Two terms of the gradient of x, if it needs one, and the gradients of W₁, W₂ and b₂."""
     x, _, _, first, last, _, _ = given
@@ -184,7 +191,7 @@ def _predictor_gradients(
     return [of_inner, _norm_term(of_factors, x, kept.norms, frame)], of_first, of_last, of_bias
 
 
-def _norm_term(of_factors: Tensor, x: Tensor, norms: Tensor, frame: Frame) -> Tensor:
+def _norm_term(of_factors: Tensor, x: Tensor, norms: Tensor, frame: LayerFrame) -> Tensor:
     """What the norms of its patches add to the gradient of x."""
     inverse = norms.reciprocal()
     of_norms = -(of_factors * frame.factor) * (inverse * inverse)
@@ -215,7 +222,7 @@ def _convolution_gradients(
     )
 
 
-def _factors(norms: Tensor, frame: Frame) -> Tensor:
+def _factors(norms: Tensor, frame: LayerFrame) -> Tensor:
     """f; `norms` are √(‖X‖² + ε)."""
     factors = norms.reciprocal()
     return factors if frame.factor == 1 else factors.mul_(frame.factor)
@@ -226,7 +233,7 @@ def _hidden_map(inner: Tensor, factors: Tensor) -> Tensor:
     return (inner * factors).to(inner.dtype).relu_()
 
 
-def _matrix(raw: Tensor, gain: Tensor, frame: Frame) -> Tensor:
+def _matrix(raw: Tensor, gain: Tensor, frame: LayerFrame) -> Tensor:
     """M (n, 1, K, *out) or (n, 1, K, K, *out) of r."""
     raw, column = promote_dtype(raw), (-1, *[1] * (raw.dim() - 2))
     gain = gain.to(raw.dtype).view(column)
@@ -246,20 +253,20 @@ def _positions(maps: Tensor) -> tuple[int, ...]:
 
 
 def _composed_gradients(
-    grad: Tensor, given: Parts, frame: Frame, needs: Sequence[bool]
+    grad: Tensor, given: LayerTensors, frame: LayerFrame, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """Gradients by the parts of the layer, which can be differentiated again and vmapped."""
     again = torch.is_grad_enabled()
     with torch.enable_grad(), without_autocast(given.x):
         # Aliases, because one part may depend on another: layers may share a kernel.
-        aliases = Parts._make(t if t is None else t.unsqueeze(0).squeeze(0) for t in given)
+        aliases = LayerTensors._make(t if t is None else t.unsqueeze(0).squeeze(0) for t in given)
         y = _composed_output(aliases, frame)
     wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]
     found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
     return [next(found) if need else None for need in needs]
 
 
-def _composed_output(given: Parts, frame: Frame) -> Tensor:
+def _composed_output(given: LayerTensors, frame: LayerFrame) -> Tensor:
     """y of the parts that the operator stands for."""
     x, weight, bias, first, last, last_bias, gain = given
     hidden = sphere_conv(
@@ -296,14 +303,14 @@ _FRAME = (
 )
 
 
-def _plain_values(frame: Frame) -> tuple[Any, ...]:
+def _plain_values(frame: LayerFrame) -> tuple[Any, ...]:
     """The arguments that describe a frame; `_frame_of` is the inverse."""
     return *frame.window[1:], *frame[2:]
 
 
-def _frame_of(first: Tensor, last: Tensor, *values: Any) -> Frame:
+def _frame_of(first: Tensor, last: Tensor, *values: Any) -> LayerFrame:
     window = Window(tuple(first.shape[2:]), *map(tuple, values[:3]))
-    return Frame(window, same_window(tuple(last.shape[2:])), *values[3:])
+    return LayerFrame(window, same_window(tuple(last.shape[2:])), *values[3:])
 
 
 def same_window(kernel_size: tuple[int, ...]) -> Window:
@@ -313,13 +320,13 @@ def same_window(kernel_size: tuple[int, ...]) -> Window:
 
 
 def _forward_body(*arguments: Any, way: Way | None = None) -> tuple[Tensor, ...]:
-    given = Parts(*arguments[:7])
+    given = LayerTensors(*arguments[:7])
     frame = _frame_of(given.first, given.last, *arguments[7:])
     return _output(given, frame, way or _WAYS[frame.full])
 
 
 def _backward_body(grad: Tensor, *arguments: Any, way: Way | None = None) -> tuple[Tensor, ...]:
-    given, kept, needs = Parts(*arguments[:7]), Kept(*arguments[7:10]), arguments[-1]
+    given, kept, needs = LayerTensors(*arguments[:7]), Kept(*arguments[7:10]), arguments[-1]
     frame = _frame_of(given.first, given.last, *arguments[10:-1])
     found = _gradients(grad, given, kept, frame, needs, way or _WAYS[frame.full])
     return tuple(
