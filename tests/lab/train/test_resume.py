@@ -270,9 +270,9 @@ def test_a_run_goes_on_in_its_memory_format(tmp_path, monkeypatch):
     recipe, told, real = replace(TINY, channels_last=False), [], classification.batches_of
     killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
 
-    def noted(images, run, runtime):
+    def noted(images, run, runtime, **options):
         told.append(runtime.channels_last)
-        return real(images, run, runtime)
+        return real(images, run, runtime, **options)
 
     monkeypatch.setattr(classification, "batches_of", noted)
     resume(tmp_path / "run", device="cpu")
