@@ -173,7 +173,7 @@ def test_a_trial_finds_what_is_wrong(change, fault, monkeypatch):
     def results(task, grad):
         return change(task, *(t.to(HALF) for t in trial.true_results(task.given, grad)))
 
-    monkeypatch.setattr(launch, "make_task", lambda given: launch.Task(given, 3))
+    monkeypatch.setattr(launch, "make_task", lambda given: launch.KernelTask(given, 3))
     monkeypatch.setattr(trial, "kernel_results", results)
     assert fault in str(trial.find_fault(torch.device("cpu"), 32, 32, HALF))
 
@@ -182,7 +182,7 @@ def test_where_nothing_compiles_a_trial_says_so(monkeypatch):
     def missing(_name):
         raise OSError("libnvrtc: no such file")
 
-    monkeypatch.setattr(launch, "make_task", lambda given: launch.Task(given, 3))
+    monkeypatch.setattr(launch, "make_task", lambda given: launch.KernelTask(given, 3))
     monkeypatch.setattr(
         launch, "launch_kernel", lambda *_: compiling.kernel_code.__wrapped__("forward", ())
     )
@@ -198,11 +198,11 @@ def test_memory_and_threads_suffice_for_every_number_of_channels(monkeypatch):
     monkeypatch.setattr(launch, "launch_kernel", lambda *words: launched.append(words))
     for c, o in itertools.product(SIZES, SIZES):
         given, grad = trial.trial_operands(torch.device("cpu"), c, o, HALF)
-        trial.kernel_results(launch.Task(given, 132), grad)
+        trial.kernel_results(launch.KernelTask(given, 132), grad)
     assert len(launched) == 3 * len(SIZES) ** 2
     for name, _, grid, threads, shared_bytes, _ in launched:
         assert shared_bytes <= MOST_SHARED, name
-        assert threads == 128 * launch.GROUPS[name]
+        assert threads == 128 * launch.WARPGROUPS[name]
         assert grid[0] * grid[1] <= 132
 
 
@@ -269,7 +269,7 @@ def test_a_map_is_read_once_but_for_the_rings_of_its_tiles(emulator, monkeypatch
     """Today's kernels read it nine times; weights are read once a block, not once a tile."""
     monkeypatch.setattr(launch, "launch_kernel", emulator)
     given, grad = trial.trial_operands(torch.device("cpu"), 64, 64, HALF, (16, 24))
-    trial.kernel_results(launch.Task(given, 1), grad)
+    trial.kernel_results(launch.KernelTask(given, 1), grad)
     x, weight, m = (t.numel() * t.element_size() for t in given[:3])
     # Of 16 rows in two tiles 9 and 9 are read, of 24 columns in three 9, 10 and 9.
     halo = x * (18 * 28) // (16 * 24)
@@ -329,7 +329,7 @@ def is_refused(name, channels):
     """Whether the emulator, or a comparison with the eager form, finds a kernel wrong."""
     given, grad = trial.trial_operands(torch.device("cpu"), channels, 32, HALF)
     y, *gradients = trial.true_results(given, grad)
-    task, needs = launch.Task(given, 2), NEEDS[name]
+    task, needs = launch.KernelTask(given, 2), NEEDS[name]
     try:
         found = [*task.backward(grad, needs)] if any(needs) else [task.forward()]
     except (RuntimeError, AssertionError):
@@ -361,12 +361,12 @@ def compiled(name, *channels_and_type):
 def check_resources(name, code, folder):
     used = resource_usage(code, folder)
     assert used["STACK"] == used["LOCAL"] == 0  # nothing is spilt
-    assert used["REG"] * launch.WARPGROUP * launch.GROUPS[name] <= REGISTERS
+    assert used["REG"] * launch.WARPGROUP * launch.WARPGROUPS[name] <= REGISTERS
 
 
 @needs_nvrtc
 @pytest.mark.long
-@pytest.mark.parametrize("name", launch.GROUPS)
+@pytest.mark.parametrize("name", launch.WARPGROUPS)
 def test_kernels_compile_for_hopper_into_few_instructions(name, tmp_path):
     for channels_and_type in FEW:
         code = compiled(name, *channels_and_type)
@@ -378,7 +378,7 @@ def test_kernels_compile_for_hopper_into_few_instructions(name, tmp_path):
 @needs_nvrtc
 @pytest.mark.slow
 @pytest.mark.parametrize(("channels", "outputs", "dtype"), CONFIGURATIONS, ids=str)
-@pytest.mark.parametrize("name", launch.GROUPS)
+@pytest.mark.parametrize("name", launch.WARPGROUPS)
 def test_every_kernel_compiles_for_hopper(name, channels, outputs, dtype, tmp_path):
     check_resources(name, compiled(name, channels, outputs, dtype), tmp_path)
 

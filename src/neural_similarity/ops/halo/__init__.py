@@ -16,7 +16,7 @@ from neural_similarity.ops.window import Window
 SIZES = (32, 64, 128, 256)
 """Numbers of input and output channels."""
 WINDOW = Window((3, 3), (1, 1), (1, 1), (1, 1))
-MOST_NUMBERS = 2**31
+INDEX_LIMIT = 2**31
 """Of a tensor, so that an index is 32 bits."""
 M_PARTS = 4
 """The most parts of M's gradient, one for each 64 channels."""
@@ -65,8 +65,8 @@ def declines_operands(given: Operands) -> str | None:
         return "M is full, not diagonal"
     if len(weight) not in SIZES:
         return f"there are {len(weight)} outputs, none of {SIZES}"
-    if max(x.numel(), M_PARTS * m.numel(), m.numel() // 9 * len(weight)) >= MOST_NUMBERS:
-        return f"a tensor has {MOST_NUMBERS} numbers or more"
+    if max(x.numel(), M_PARTS * m.numel(), m.numel() // 9 * len(weight)) >= INDEX_LIMIT:
+        return f"a tensor has {INDEX_LIMIT} numbers or more"
     from neural_similarity.ops.halo import trial
 
     return trial.kernel_fault(x.device, x.shape[1], len(weight), x.dtype)

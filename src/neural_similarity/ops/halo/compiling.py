@@ -52,7 +52,7 @@ def kernel_code(name: str, definitions: tuple[str, ...]) -> bytes:
         raise RuntimeError(compiler)
     texts = [read_bytes(_FOLDER / file) for file in (f"{name}.cu", *HEADERS)]
     version = ctypes.c_int(), ctypes.c_int()
-    _call(compiler, "Version", *map(ctypes.byref, version))
+    _call_nvrtc(compiler, "Version", *map(ctypes.byref, version))
     words = f"{[number.value for number in version]} {ARCHITECTURE} {definitions}".encode()
     key = hashlib.sha256(b"\0".join((*texts, words))).hexdigest()[:20]
 
@@ -80,7 +80,7 @@ def compile_kernel(
     count, program = len(HEADERS), ctypes.c_void_p()
     source, *headers = texts
     names = (ctypes.c_char_p * count)(*(name.encode() for name in HEADERS))
-    _call(
+    _call_nvrtc(
         compiler, "CreateProgram", ctypes.byref(program), source, b"kernel.cu", count,
         (ctypes.c_char_p * count)(*headers), names,
     )  # fmt: skip
@@ -90,20 +90,22 @@ def compile_kernel(
     try:
         failed = compiler.nvrtcCompileProgram(program, len(options), words)
         if failed:
-            raise RuntimeError(_output(compiler, "ProgramLog", program).decode(errors="replace"))
-        return _output(compiler, "CUBIN", program)
+            raise RuntimeError(
+                _compiled_bytes(compiler, "ProgramLog", program).decode(errors="replace")
+            )
+        return _compiled_bytes(compiler, "CUBIN", program)
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _output(compiler: ctypes.CDLL, name: str, program: ctypes.c_void_p) -> bytes:
+def _compiled_bytes(compiler: ctypes.CDLL, name: str, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
-    _call(compiler, f"Get{name}Size", program, ctypes.byref(size))
+    _call_nvrtc(compiler, f"Get{name}Size", program, ctypes.byref(size))
     content = ctypes.create_string_buffer(size.value)
-    _call(compiler, f"Get{name}", program, content)
+    _call_nvrtc(compiler, f"Get{name}", program, content)
     return content.raw
 
 
-def _call(compiler: ctypes.CDLL, name: str, *arguments: object) -> None:
+def _call_nvrtc(compiler: ctypes.CDLL, name: str, *arguments: object) -> None:
     if code := getattr(compiler, f"nvrtc{name}")(*arguments):
         raise RuntimeError(f"NVRTC's {name} fails with code {code}")

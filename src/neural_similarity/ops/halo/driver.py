@@ -27,10 +27,10 @@ def launch_kernel(
         RuntimeError: the compiler or the driver fails.
     """
     device = next(one.device for one in arguments if isinstance(one, Tensor))
-    _call("cuCtxSetCurrent", _load_context(device.index))  # a new thread has none
+    _call_driver("cuCtxSetCurrent", _load_context(device.index))  # a new thread has none
     function = _load_function(name, definitions, shared_bytes, device.index)
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-    _call(
+    _call_driver(
         "cuLaunchKernel", function, *grid, 1, threads, 1, 1, shared_bytes, stream,
         argument_pointers(arguments), None,
     )  # fmt: skip
@@ -51,7 +51,7 @@ def argument_pointers(arguments: Sequence[Tensor | int]) -> ctypes.Array[ctypes.
 def _load_context(device: int) -> ctypes.c_void_p:
     """The device's primary context, which torch uses."""
     context = ctypes.c_void_p()
-    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    _call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     return context
 
 
@@ -61,9 +61,9 @@ def _load_function(
 ) -> ctypes.c_void_p:
     """A kernel in the current context, that of `device`."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _call("cuModuleLoadData", ctypes.byref(module), kernel_code(name, definitions))
-    _call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-    _call("cuFuncSetAttribute", function, _DYNAMIC_SHARED_BYTES, shared_bytes)
+    _call_driver("cuModuleLoadData", ctypes.byref(module), kernel_code(name, definitions))
+    _call_driver("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+    _call_driver("cuFuncSetAttribute", function, _DYNAMIC_SHARED_BYTES, shared_bytes)
     return function
 
 
@@ -72,6 +72,6 @@ def _load_driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _call(name: str, *arguments: object) -> None:
+def _call_driver(name: str, *arguments: object) -> None:
     if code := getattr(_load_driver(), name)(*arguments):
         raise RuntimeError(f"CUDA's driver fails in {name} with code {code}")

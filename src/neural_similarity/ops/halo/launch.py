@@ -14,7 +14,7 @@ TILE = 8
 """Positions along a side of a tile."""
 MOST_COLUMNS = 64
 """The most channels of the result that a block computes, and that it sums over at a time."""
-GROUPS = {"forward": 3, "gradients": 2, "weight_gradient": 3}
+WARPGROUPS = {"forward": 3, "gradients": 2, "weight_gradient": 3}
 """Warpgroups of a block: as many as have registers for all, or one for each row of taps."""
 WARPGROUP = 128
 """Threads."""
@@ -24,7 +24,7 @@ _M_BYTES = {"forward": 64 * 36, "gradients": 10 * 16 * 36, "weight_gradient": 64
 """Of a tile's M, for the gradients with a ring around it."""
 
 
-class Task(NamedTuple):
+class KernelTask(NamedTuple):
     """An operator's launches: blocks are as many as multiprocessors, and share the tiles."""
 
     given: Operands
@@ -73,9 +73,9 @@ class Task(NamedTuple):
         wide, part = min(columns, MOST_COLUMNS), min(depth, MOST_COLUMNS)
         stage = TILE * TILE * (2 * wide + _PIECE)
         own = 2 * max(part // 8 * _CHUNK, stage) + 2 * _M_BYTES[name]
-        across, most = columns // wide, -(-self._tile_count() // GROUPS[name])
+        across, most = columns // wide, -(-self._tile_count() // WARPGROUPS[name])
         grid = self._blocks(across, most), across
-        self._launch(name, grid, 9 * part * wide * 2 + GROUPS[name] * own, operands)
+        self._launch(name, grid, 9 * part * wide * 2 + WARPGROUPS[name] * own, operands)
 
     def _weight_gradient_parts(self, grad: Tensor) -> Tensor:
         """(blocks, 9, o, c), float32."""
@@ -94,7 +94,7 @@ class Task(NamedTuple):
     ) -> None:
         images, channels, *size = self.given.x.shape
         definitions = kernel_definitions(name, channels, len(self.given.weight), operands[0].dtype)
-        threads = WARPGROUP * GROUPS[name]
+        threads = WARPGROUP * WARPGROUPS[name]
         launch_kernel(name, definitions, grid, threads, shared_bytes, (*operands, images, *size))
 
     def _tile_count(self) -> int:
@@ -106,10 +106,10 @@ class Task(NamedTuple):
         return max(1, min(most, self.multiprocessors // across))
 
 
-def make_task(given: Operands) -> Task:
+def make_task(given: Operands) -> KernelTask:
     """The operator on its whole GPU."""
     device = torch.cuda.get_device_properties(given.x.device)
-    return Task(given, device.multi_processor_count)
+    return KernelTask(given, device.multi_processor_count)
 
 
 def kernel_definitions(
@@ -117,7 +117,7 @@ def kernel_definitions(
 ) -> tuple[str, ...]:
     """What a kernel is compiled for."""
     half = ("FLOAT16",) if dtype == torch.float16 else ()
-    return f"CHANNELS={channels}", f"OUTPUTS={outputs}", f"GROUPS={GROUPS[name]}", *half
+    return f"CHANNELS={channels}", f"OUTPUTS={outputs}", f"GROUPS={WARPGROUPS[name]}", *half
 
 
 def _pixels_first(maps: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def trial_operands(
     return Operands(x, weight, m.unsqueeze(1), WINDOW, 1), grad
 
 
-def kernel_results(task: launch.Task, grad: Tensor) -> list[Tensor]:
+def kernel_results(task: launch.KernelTask, grad: Tensor) -> list[Tensor]:
     """y and the gradients of x, weight and M."""
     return [task.forward(), *task.backward(grad, (True, True, True))]
 
