@@ -2,14 +2,11 @@
 
 import json
 import subprocess
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PENDING = ("theory/spectra.json",)
-"""Records of unknown code that are to be made again, or to go with their claims."""
 
 
 def git(*words):
@@ -45,12 +42,7 @@ def test_records_are_of_known_code():
         )
         for path in files
     }
-    refused = {
-        name: why
-        for name, why in unknown.items()
-        if why and not any(fnmatchcase(name, pattern) for pattern in PENDING)
-    }
-    assert refused == {}
+    assert {name: why for name, why in unknown.items() if why} == {}
 
 
 @pytest.mark.parametrize(
