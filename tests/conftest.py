@@ -9,6 +9,9 @@ from neural_similarity.lab import data, session
 from neural_similarity.lab.paper import TABLES
 from neural_similarity.lab.recipes import RECIPES
 
+# torch's first backward pass starts a thread for each device, even for one that FakeTensorMode
+# makes up, and a process with such threads cannot fork.
+torch.zeros((), requires_grad=True).backward()
 # Every process that a test starts would compile torch anew: as long again as its import takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -98,6 +98,7 @@ def test_run_folder_is_complete(tmp_path, monkeypatch):
     assert summary["parameters"] == sum(p.numel() for p in run.build().parameters())
     assert set(summary) == {
         *("test_accuracy", "test_error_percent", "test_loss", "steps", "seconds", "device"),
+        *("test_balanced_accuracy", "test_class_accuracies"),
         *("images_per_second", "parameters", "precision", "command", "test_correct"),
     }
 
