@@ -124,14 +124,14 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 from neural_similarity.lab.data.pickles import _read_part
-from neural_similarity.lab.data.unpickling import unpickle
+from neural_similarity.lab.data.unpickling import unpickle_arrays
 
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 limit = pages * resource.getpagesize() + 2**30
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for path in sorted(Path(sys.argv[1]).iterdir()):
     print(path.name, flush=True)
-    for read in (unpickle, _read_part):
+    for read in (unpickle_arrays, _read_part):
         try:
             repr(read(path))
         except ValueError as error:
