@@ -86,7 +86,7 @@ def pointwise_launches(dtype, monkeypatch, shape):
 
     def note(kernel, _over, *arguments, **constants):
         *arguments, frame = arguments
-        constants.pop("across")
+        constants.pop("across", None)
         constants |= {"FRAME": frame, "ROWS": pointwise.ROWS}
         found.append((kernel, arguments, constants))
 
