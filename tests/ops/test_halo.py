@@ -59,6 +59,7 @@ def switched(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     two = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: two)
+    return halo
 
 
 def test_they_are_off_and_say_why():
@@ -126,10 +127,10 @@ def test_they_are_tried_once_and_not_while_a_graph_is_captured(monkeypatch):
 
 
 @pytest.fixture
-def taken(monkeypatch, switched):  # noqa: ARG001
+def taken(monkeypatch, switched):
     """The family takes tensors of the CPU, untried."""
     monkeypatch.setitem(backend._REASONS, "halo", lambda *_: None)
-    monkeypatch.setattr(halo, "declines_operands", lambda _: None)
+    monkeypatch.setattr(switched, "declines_operands", lambda _: None)
 
 
 def zero_output():
