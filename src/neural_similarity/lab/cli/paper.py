@@ -37,7 +37,7 @@ class TableOptions:
 
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
-    costs, rivals, sharing, shapes, bounds, pretrained, adapt, adapt-flowers and adapt-cifar;
+    costs, light, rivals, sharing, shapes, bounds, pretrained, adapt, adapt-flowers and adapt-cifar;
     1-cifar100 and so on for rows on CIFAR-100, 5-mini100 and response-mini100 on Mini-ImageNet; 6,
     6-cifar-fs and 6-fc100 are few-shot learning."""
     variant: Literal["paper", "released"] = "paper"

@@ -122,6 +122,30 @@ COSTS = (
     Row("CNN of as many MACs", "cifar10-cnn-macs"),
     Row("CNN about as slow", "cifar10-cnn-time"),
 )
+CHEAP = {
+    "light-diagonal": Row("diagonal M, Light", "cifar10-light-diagonal"),
+    "light-full": Row("full M, Light", "cifar10-light-full"),
+    "light-low-rank": Row("M of rank 1, Light", "cifar10-light-low-rank"),
+    "half-resolution": Row("half the resolution", "cifar10-dynamic-dns-half-resolution"),
+}
+CHEAP_TABLE = (
+    error_panel(
+        "CIFAR-10",
+        Row("CNN", "cifar10-cnn"),
+        Row("static DNS", "cifar10-static-dns"),
+        Row("static UNS", "cifar10-static-uns"),
+        Row("full M an image, from averages", "cifar10-pooled"),
+        *CHEAP.values(),
+    ),
+    *(
+        error_panel(
+            f"{row.label}, beside a plain network",
+            Row("CNN about as slow", f"cifar10-cnn-time-{name}"),
+            row,
+        )
+        for name, row in CHEAP.items()
+    ),
+)
 LONGER_TABLE = tuple(
     Panel(
         f"CIFAR-{classes}",
@@ -262,6 +286,7 @@ TABLES = {
     ),
     "ablations": Table("Ablations: where paper and released code differ", ABLATION_TABLE),
     "costs": cifar10_table("Error against cost: cheaper predictors, wider plain networks", *COSTS),
+    "light": Table("Cheap predictors beside plain networks of the same training time", CHEAP_TABLE),
     "adapt": Table(
         "Adaptation: ResNet-20 of CIFAR-10 to ten hand signs, with a new head",
         _by_images("Sign digits", {20: "signs", 5: "signs-5", 160: "signs-160"}),
