@@ -58,7 +58,9 @@ def test_top_5_errors_are_shown_where_every_run_has_one(tmp_path):
     assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00"
 
 
-@pytest.mark.parametrize("name", "ablations costs light sharing shapes bounds rivals 8-cifar100".split())
+@pytest.mark.parametrize(
+    "name", "ablations costs light sharing shapes bounds rivals 8-cifar100".split()
+)
 def test_studies_have_no_numbers_of_the_paper(tmp_path, name):
     baseline, other = TABLES[name].panels[0].rows[:2]
     write_by_hand(tmp_path, baseline.recipe, 1, [1, 0])

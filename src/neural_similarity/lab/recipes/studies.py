@@ -140,7 +140,7 @@ LONGER_RECIPES = {
     for name, times in (("dns", 3.3), ("uns", 9.95))
 }
 # Factors on the filters with which the plain network's update takes as long as that of each
-# (bf16, 128 images, one thread of an EPYC with AVX-512): 1.9, 4.1, 3.5 and 2.5 of the plain CNN's.
+# (bf16, 128 images, one thread of an EPYC with AVX-512): 1.9, 4.0 and 3.3 of the plain CNN's.
 LIGHT_RECIPES = named(
     "cifar10-",
     {
@@ -151,10 +151,9 @@ LIGHT_RECIPES = named(
 ) | {
     f"cifar10-cnn-time-{name}": (f"plain, about as slow as {other}", replace(BASE, width=width))
     for name, other, width in (
-        ("light-diagonal", "cifar10-light-diagonal", 1.375),
-        ("light-full", "cifar10-light-full", 2.25),
+        ("light-diagonal", "cifar10-light-diagonal", 1.34375),
+        ("light-full", "cifar10-light-full", 2.125),
         ("light-low-rank", "cifar10-light-low-rank", 2.0),
-        ("half-resolution", "cifar10-dynamic-dns-half-resolution", 1.625),
     )
 }
 BASELINE_RECIPES = named(
