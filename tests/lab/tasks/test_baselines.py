@@ -42,6 +42,7 @@ KERNELS = {
     ),
     "lora-c": lambda layer: 9 * (layer.in_channels + layer.out_channels),
     "lora-c4": lambda layer: 36 * (layer.in_channels + layer.out_channels),
+    "piggyback": lambda layer: layer.weight.numel(),
     "lora": lambda layer: 9 * layer.in_channels + layer.out_channels,
 }
 """Parameters in a convolution with 3x3 taps."""
@@ -238,6 +239,19 @@ def test_lora_c_adds_a_product_that_is_viewed_as_a_kernel():
     change = layer.effective_kernel()[0] - start
     assert torch.linalg.matrix_rank(change.reshape(18, 12)) == 12
     torch.testing.assert_close(change.reshape(18, 12), layer.factor_b @ layer.factor_a)
+
+
+def test_masks_keep_weights_whose_scores_exceed_the_threshold():
+    """The gradient of a score is that of its mask: the kernel's times the weight."""
+    layer = nn.Conv2d(2, 3, 3).double()
+    with_baseline(nn.Sequential(layer), "piggyback")
+    with torch.no_grad():
+        layer.scores.copy_(torch.linspace(0, 0.01, layer.scores.numel()).view_as(layer.scores))
+    kernel = layer.effective_kernel()[0]
+    assert torch.equal(kernel, torch.where(layer.scores > 0.005, layer.weight, 0.0))
+    wanted = torch.randn_like(kernel)
+    kernel.backward(wanted)
+    torch.testing.assert_close(layer.scores.grad, wanted * layer.weight.detach())
 
 
 def test_conv_adapters_stand_beside_their_convolutions():

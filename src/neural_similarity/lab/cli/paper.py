@@ -11,7 +11,7 @@ import tyro
 from neural_similarity.choices import require_count, require_least
 from neural_similarity.files import write_text
 from neural_similarity.lab import paper
-from neural_similarity.lab.cli import adapt_map
+from neural_similarity.lab.cli import adapt_studies
 from neural_similarity.lab.cli.commands import print_line, require_known_name, say_json
 from neural_similarity.lab.cli.parsing import (
     check_folders,
@@ -158,8 +158,8 @@ class RecordOptions:
 
 def reproduce(args: Sequence[str]) -> int:
     """Run what a table lacks, or print its commands; 0 if every run is recorded in the end."""
-    if args[:1] == [adapt_map.MAP_NAME]:
-        return adapt_map.reproduce_map(args[1:])
+    if args and args[0] in adapt_studies.STUDIES:
+        return adapt_studies.reproduce_study(args[0], args[1:])
     description = (
         "Run the rows of a table that have no record yet, and record them, or print the commands "
         "that do (--print), one line a run, for xargs, GNU parallel or a SLURM array. What is "
@@ -189,8 +189,8 @@ def reproduce(args: Sequence[str]) -> int:
 
 def table(args: Sequence[str]) -> int:
     """Print a table with our runs, or write it as Markdown and as a picture."""
-    if args[:1] == [adapt_map.MAP_NAME]:
-        return adapt_map.print_map(args[1:])
+    if args and args[0] in adapt_studies.STUDIES:
+        return adapt_studies.print_study(args[0], args[1:])
     description = (
         "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"
         "  nsim table 4\n"

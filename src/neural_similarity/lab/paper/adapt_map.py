@@ -73,6 +73,20 @@ RunScores = Mapping[str, float]
 """Accuracies on held-out images by the text of their trial."""
 
 
+class RateSearch(NamedTuple):
+    """Where rates are chosen: all rates with the first draw, the best two with all draws."""
+
+    changes: tuple[str, ...]
+    draws: tuple[int, ...]
+    first: tuple[float, ...]
+    """Rates of `GRID` to begin with; it goes on until the best one has neighbours."""
+
+
+def map_search() -> RateSearch:
+    """The search of the map."""
+    return RateSearch(RATE_CHANGES, RATE_DRAWS, FIRST_RATES)
+
+
 def cell_ways(change: str) -> list[str]:
     """The ways of a cell: a change that is not geometric cannot be undone."""
     return [way for way in MAP_WAYS if way != "undone" or change in GEOMETRY]
@@ -106,48 +120,49 @@ def cell_trials(change: str, rates: Mapping[str, float]) -> list[MapRun]:
     ]
 
 
-def missing_trials(way: str, scores: RunScores) -> list[MapRun]:
-    """The runs that choosing a way's rate still needs, a few at a time; none once it is chosen."""
-    rates = list(FIRST_RATES)
-    while not (lacking := _lacking(way, rates, RATE_DRAWS[:1], scores)):
-        best = GRID.index(_best_rates(way, rates, RATE_DRAWS[:1], scores)[0])
+def missing_trials(way: str, scores: RunScores, search: RateSearch | None = None) -> list[MapRun]:
+    """The runs that choosing a way's rate still needs, a few at a time; none once it is chosen.
+
+    The search is the map's by default.
+    """
+    search = search or map_search()
+    one = search._replace(draws=search.draws[:1])
+    rates = list(search.first)
+    while not (lacking := _lacking(way, rates, one, scores)):
+        best = GRID.index(_best_rates(way, rates, one, scores)[0])
         beside = [rate for rate in GRID[max(best - 1, 0) : best + 2] if rate not in rates]
         if not beside:
-            best_two = _best_rates(way, rates, RATE_DRAWS[:1], scores)[:2]
-            return _lacking(way, best_two, RATE_DRAWS[1:], scores)
+            return _lacking(way, _best_rates(way, rates, one, scores)[:2], search, scores)
         rates += beside
     return lacking
 
 
-def chosen_rate(way: str, scores: RunScores) -> float:
+def chosen_rate(way: str, scores: RunScores, search: RateSearch | None = None) -> float:
     """The better of a way's two best rates over all draws; of equals the smaller.
 
     Raises:
         ValueError: runs are missing.
     """
-    if missing := missing_trials(way, scores):
+    search = search or map_search()
+    if missing := missing_trials(way, scores, search):
         raise ValueError(f"the choice of a rate for {way} lacks {missing[0]}")
-    rates = [rate for rate in GRID if not _lacking(way, [rate], RATE_DRAWS, scores)]
-    return _best_rates(way, rates, RATE_DRAWS, scores)[0]
+    rates = [rate for rate in GRID if not _lacking(way, [rate], search, scores)]
+    return _best_rates(way, rates, search, scores)[0]
 
 
-def _trials(way: str, rate: float, draws: tuple[int, ...]) -> list[MapRun]:
-    return [MapRun(way, rate, change, draw) for change in RATE_CHANGES for draw in draws]
+def _trials(way: str, rate: float, search: RateSearch) -> list[MapRun]:
+    return [MapRun(way, rate, change, draw) for change in search.changes for draw in search.draws]
 
 
-def _lacking(
-    way: str, rates: list[float], draws: tuple[int, ...], scores: RunScores
-) -> list[MapRun]:
-    trials = (trial for rate in rates for trial in _trials(way, rate, draws))
+def _lacking(way: str, rates: list[float], search: RateSearch, scores: RunScores) -> list[MapRun]:
+    trials = (trial for rate in rates for trial in _trials(way, rate, search))
     return [trial for trial in trials if str(trial) not in scores]
 
 
-def _best_rates(
-    way: str, rates: list[float], draws: tuple[int, ...], scores: RunScores
-) -> list[float]:
+def _best_rates(way: str, rates: list[float], search: RateSearch, scores: RunScores) -> list[float]:
     """The rates by their mean accuracy, the best first, of equals the smaller."""
 
     def mean(rate: float) -> float:
-        return fmean(scores[str(trial)] for trial in _trials(way, rate, draws))
+        return fmean(scores[str(trial)] for trial in _trials(way, rate, search))
 
     return sorted(sorted(rates), key=mean, reverse=True)

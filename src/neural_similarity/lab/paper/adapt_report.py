@@ -1,6 +1,6 @@
 """The map of adaptation as text and picture: M's lead over every baseline of every cell."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from neural_similarity.lab.train.scoring import unpack_correct
 from neural_similarity.lab.train.statistics import (
     LEAST_SEEDS,
     Interval,
+    by_image,
     by_seed_and_image,
     holm,
     mean_and_deviation,
@@ -88,13 +89,8 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
     if len(draws) < LEAST_SEEDS or not all(found.values()):
         return None
     correct = {way: _correct_images(own, draws) for way, own in found.items()}
-    ours = correct[OURS].float()
-    leads = {
-        way: by_seed_and_image(100 * (ours - theirs.float()))
-        for way, theirs in correct.items()
-        if way not in (OURS, OURS_UNTUNED)
-    }
-    adjusted = holm([lead.p or 0.0 for lead in leads.values()])
+    baselines = {way: own for way, own in correct.items() if way != OURS_UNTUNED}
+    leads, adjusted = leads_over_baselines(baselines)
     return CellReport(
         change=change,
         labels=labels,
@@ -102,8 +98,29 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
         trained={way: next(iter(own.values()))["trained"] for way, own in found.items()},
         correct=correct,
         leads=leads,
-        adjusted=dict(zip(leads, adjusted, strict=True)),
+        adjusted=adjusted,
     )
+
+
+def leads_over_baselines(
+    correct: Mapping[str, Tensor],
+) -> tuple[dict[str, Interval], dict[str, float]]:
+    """M's lead over every other way in points, and its p-value adjusted for their number.
+
+    Args:
+        correct: whether a way was right, boolean (draws, images). With fewer than three draws the
+            intervals are by image.
+    """
+    ours = correct[OURS].float()
+    changes = {way: 100 * (ours - own.float()) for way, own in correct.items() if way != OURS}
+    leads = {
+        way: by_seed_and_image(change)
+        if len(change) >= LEAST_SEEDS
+        else by_image(change.mean(0).tolist())
+        for way, change in changes.items()
+    }
+    adjusted = holm([lead.p or 0.0 for lead in leads.values()])
+    return leads, dict(zip(leads, adjusted, strict=True))
 
 
 def _correct_images(runs: dict[int, dict[str, Any]], draws: Sequence[int]) -> Tensor:
@@ -139,8 +156,7 @@ def map_to_markdown(cells: Sequence[CellReport], picture: str | None = None) -> 
 
 def _cell_to_markdown(cell: CellReport) -> str:
     head = ("way", "trained", "rate", "accuracy, %", "lead of M", "p, adjusted")
-    rows = [head, ("---",) * len(head), *(_way_cells(cell, way) for way in cell.correct)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    table = markdown_rows(head, *(_way_cells(cell, way) for way in cell.correct))
     draws = len(cell.correct[OURS])
     title = f"## {CHANGES[cell.change].capitalize()}, {cell.labels} labels of each class"
     return f"{title} ({draws} draws)\n\n{table}"
@@ -148,13 +164,28 @@ def _cell_to_markdown(cell: CellReport) -> str:
 
 def _way_cells(cell: CellReport, way: str) -> tuple[str, ...]:
     label = WAYS[way][0] if way in WAYS else UNDONE_LABEL
-    accuracies = (100 * cell.correct[way].double().mean(1)).tolist()
-    text = deviation_text(*mean_and_deviation(accuracies))
     rate = f"{cell.rates[way]:g}" if cell.trained[way] and cell.rates[way] else ""
-    front = (label, f"{cell.trained[way]:,}", rate, text)
-    if way not in cell.leads:
-        return (*front, "", "")
-    return (*front, interval_text(cell.leads[way]), f"{cell.adjusted[way]:.3f}")
+    compared = compared_cells(way, cell.correct, cell.leads, cell.adjusted)
+    return (label, f"{cell.trained[way]:,}", rate, *compared)
+
+
+def compared_cells(
+    way: str,
+    correct: Mapping[str, Tensor],
+    leads: Mapping[str, Interval],
+    adjusted: Mapping[str, float],
+) -> tuple[str, str, str]:
+    """Accuracy with its deviation over draws, M's lead, and its p-value."""
+    accuracies = (100 * correct[way].double().mean(1)).tolist()
+    text = deviation_text(*mean_and_deviation(accuracies))
+    if way not in leads:
+        return text, "", ""
+    return text, interval_text(leads[way]), f"{adjusted[way]:.3f}"
+
+
+def markdown_rows(head: Sequence[str], *rows: Sequence[str]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
 
 
 def draw_map(cells: Sequence[CellReport], path: Path) -> None:

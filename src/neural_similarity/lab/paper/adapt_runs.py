@@ -1,6 +1,7 @@
 """Running the map of adaptation: one process, one file a cell, everything kept that is done."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from neural_similarity.lab.paper.adapt_map import (
     MAP_WAYS,
     RATE_CHANGES,
     MapRun,
+    RateSearch,
     cell_trials,
     chosen_rate,
     missing_trials,
@@ -34,6 +36,7 @@ from neural_similarity.lab.train.runtime import cpu_threads
 
 ReportLine = Callable[[str], None]
 DatasetOf = Callable[[str, Path], Dataset]
+RunTrial = Callable[[MapRun], dict[str, Any]]
 HELD_OUT = 200
 """Training images of each class that rates are chosen on."""
 MEMORY = Path("in-memory")
@@ -88,59 +91,74 @@ def cell_path(results: Path, change: str, labels: int) -> Path:
     return results / MAP_FOLDER / f"{change}-{labels}.json"
 
 
-def run_map(data: Path, results: Path, report: ReportLine) -> None:
-    """Choose rates and run all cells that lack runs, most telling ones first.
+def open_sheet(path: Path, **facts: Any) -> Sheet:
+    """The file's runs, or an empty sheet of these facts, the code and the machine."""
+    if path.exists():
+        return read_sheet(path)
+    environment = describe_environment(cpu_runtime())
+    facts |= {"code": code_of(environment), "environment": machine_of(environment)}
+    return Sheet(path, facts)
+
+
+@contextmanager
+def filling_alone(folder: Path) -> Iterator[None]:
+    """One thread and one process that fills a folder of sheets.
 
     A process that is stopped goes on where it was. Another one must not run beside it.
     """
-    (results / MAP_FOLDER).mkdir(parents=True, exist_ok=True)
-    taken = f"another process fills {results / MAP_FOLDER}"
-    with hold_lock(results / MAP_FOLDER / "lock", taken), cpu_threads(1):
-        runner = Runner(data, results, report)
-        for labels in LABELS:
-            rates = runner.choose_rates(labels)
-            for change in CHANGES:
-                runner.fill_cell(change, labels, rates)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(folder / "lock", f"another process fills {folder}"), cpu_threads(1):
+        yield
 
 
-@dataclass(frozen=True)
-class Runner:
-    """Runs trials in this process, on the CPU."""
-
-    data: Path
-    results: Path
-    report: ReportLine
-
-    def choose_rates(self, labels: int) -> dict[str, float]:
-        """Run what the choice of rates lacks; the rates by way."""
-        sheet = self._open_sheet(rates_path(self.results, labels), labels)
-        for way in MAP_WAYS:
-            while way not in FIXED_RATES and (trials := missing_trials(way, sheet.accuracies)):
-                self._run_trials(trials, sheet, held_out_images)
-        return sheet.chosen_rates
-
-    def fill_cell(self, change: str, labels: int, rates: dict[str, float]) -> None:
-        """Run what a cell lacks."""
-        sheet = self._open_sheet(cell_path(self.results, change, labels), labels)
-        self._run_trials(cell_trials(change, rates), sheet, whole_images)
-
-    def _open_sheet(self, path: Path, labels: int) -> Sheet:
-        if path.exists():
-            return read_sheet(path)
-        environment = describe_environment(cpu_runtime())
-        facts = {"labels": labels, "code": code_of(environment)}
-        return Sheet(path, facts | {"environment": machine_of(environment)})
-
-    def _run_trials(self, trials: Iterable[MapRun], sheet: Sheet, dataset_of: DatasetOf) -> None:
-        for trial in trials:
-            if str(trial) in sheet.runs:
-                continue
-            recipe = trial_recipe(trial, sheet.facts["labels"])
-            run = run_in_memory(recipe, dataset_of(recipe.dataset, self.data), self.data)
-            if dataset_of is held_out_images:  # Accuracies are enough to choose by.
-                del run["correct"]
+def fill_sheet(
+    sheet: Sheet, trials: Iterable[MapRun], run_trial: RunTrial, report: ReportLine
+) -> None:
+    """Run the trials that a sheet lacks, each of which it keeps at once."""
+    for trial in trials:
+        if str(trial) not in sheet.runs:
+            run = run_trial(trial)
             sheet.add(trial, run)
-            self.report(f"{sheet.path.stem}: {trial}: {100 * run['accuracy']:.2f} %")
+            report(f"{sheet.path.stem}: {trial}: {100 * run['accuracy']:.2f} %")
+
+
+def fill_search(
+    sheet: Sheet,
+    ways: Iterable[str],
+    run_trial: RunTrial,
+    report: ReportLine,
+    search: RateSearch | None = None,
+) -> None:
+    """Run what the choice of the ways' rates lacks; accuracies are enough to choose by."""
+
+    def run_accuracy(trial: MapRun) -> dict[str, Any]:
+        run = run_trial(trial)
+        return {key: value for key, value in run.items() if key != "correct"}
+
+    for way in ways:
+        while trials := missing_trials(way, sheet.accuracies, search):
+            fill_sheet(sheet, trials, run_accuracy, report)
+
+
+def run_map(data: Path, results: Path, report: ReportLine) -> None:
+    """Choose rates and run all cells that lack runs, most telling ones first."""
+    with filling_alone(results / MAP_FOLDER):
+        for labels in LABELS:
+            sheet = open_sheet(rates_path(results, labels), labels=labels)
+            searched = (way for way in MAP_WAYS if way not in FIXED_RATES)
+            fill_search(sheet, searched, _map_run(held_out_images, labels, data), report)
+            for change in CHANGES:
+                cell = open_sheet(cell_path(results, change, labels), labels=labels)
+                trials = cell_trials(change, sheet.chosen_rates)
+                fill_sheet(cell, trials, _map_run(whole_images, labels, data), report)
+
+
+def _map_run(dataset_of: DatasetOf, labels: int, data: Path) -> RunTrial:
+    def run_trial(trial: MapRun) -> dict[str, Any]:
+        recipe = trial_recipe(trial, labels)
+        return run_in_memory(recipe, dataset_of(recipe.dataset, data), data)
+
+    return run_trial
 
 
 def cpu_runtime() -> Runtime:
@@ -162,15 +180,10 @@ def held_out_images(name: str, data: Path) -> Dataset:
     return replace(whole, train=train, test=test)
 
 
-def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
-    """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
-
-    A run that diverges is scored as it is.
-    """
-    task = AdaptationTask.of_dataset(recipe, whole)
-    task = task if recipe.lr else task.with_own_rate()
+def run_without_files(task: AdaptationTask, data: Path) -> AdaptationRun:
+    """The run of a task, in no folder."""
     channels, size, _ = task.images.shape
-    run = AdaptationRun(
+    return AdaptationRun(
         path=MEMORY,
         name="adapt",
         budget=1.0,
@@ -182,6 +195,16 @@ def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[
         image_size=size,
         preprocess=task.preprocess(),
     )
+
+
+def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
+    """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
+
+    A run that diverges is scored as it is.
+    """
+    task = AdaptationTask.of_dataset(recipe, whole)
+    task = task if recipe.lr else task.with_own_rate()
+    run = run_without_files(task, data)
     runtime = cpu_runtime()
     state = initial_state(run, runtime)
     job = Job(run.recipe, runtime, task.objective(run, runtime))

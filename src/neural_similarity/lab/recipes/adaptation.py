@@ -54,6 +54,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
             "residual": "residual 1×1 adapters (TSA)",
             "residual-vector": "residual adapters by channel (TSA)",
             "conv-adapter": "Conv-Adapter",
+            "piggyback": "masks of the kernels (Piggyback)",
         }.items()
     },
     "diagonal": ("static diagonal M", DIAGONAL),

@@ -68,8 +68,8 @@ class AdaptationRecipe(Recipe):
     """Another adapter in place of M: ssf (scale and shift of each filter), film (of each normalised
     channel), lora (of rank 1, by PEFT), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft (diag-OFT
     in blocks of 4 filters, by LyCORIS), atoms (6 filter atoms), residual and residual-vector (TSA's
-    adapters beside every kernel), conv-adapter, or turn (of the images, by one angle); formulas and
-    sources are in docs/baselines.md."""
+    adapters beside every kernel), conv-adapter, piggyback (masks of kernels), or turn (of the
+    images, by one angle); formulas and sources are in docs/baselines.md."""
     where: str | None = None
     """Layers that get a similarity or a baseline: a name or a glob such as layer4.*; by default all
     convolutions larger than 1x1."""

@@ -23,7 +23,7 @@ from neural_similarity.nn import Diagonal, Static
 
 Baseline = Literal[
     "none", "ssf", "film", "lora", "lora-c", "lora-c4", "oft", "atoms", "residual",
-    "residual-vector", "conv-adapter", "turn",
+    "residual-vector", "conv-adapter", "piggyback", "turn",
 ]  # fmt: skip
 RANK = 1
 """The rank of LoRA, the least: 6,331 parameters for ResNet-20; full M in every layer has 1,539."""
@@ -33,6 +33,8 @@ ATOMS = 6
 """Filter atoms that are learned, at most as many as a kernel has taps."""
 REDUCTION = 8
 """Channels for each of a Conv-Adapter's own, its authors' default."""
+SCORE, THRESHOLD = 0.01, 0.005
+"""Piggyback's first scores, and what one must exceed for its weight to stay."""
 
 
 class TunedLayer(nn.Module, ABC):
@@ -93,15 +95,14 @@ class Turned(TunedConv2d):
     """
 
     PARTS = ("blocks",)
+    lycoris = partial(import_optional, "lycoris.functional.diag_oft", "diag-OFT", "adapt")
 
     def add_parameters(self) -> None:
-        self.blocks = nn.Parameter(
-            _import_lycoris().weight_gen(self.weight, BLOCK)[0].to(self.weight)
-        )
+        self.blocks = nn.Parameter(self.lycoris().weight_gen(self.weight, BLOCK)[0].to(self.weight))
 
     def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
         # Pinned, as other backends round differently.
-        change = _import_lycoris().diff_weight(self.weight, self.blocks, None, backend="torch")
+        change = self.lycoris().diff_weight(self.weight, self.blocks, None, backend="torch")
         return self.weight + change, self.bias
 
 
@@ -194,9 +195,26 @@ class LoraC(TunedConv2d):
 
 
 class LoraC4(LoraC):
-    """LoRA-C of rank 4, see `LowRank`."""
+    """LoRA-C of rank 4, see `LoraC`."""
 
     RANK = 4
+
+
+class Piggyback(TunedConv2d):
+    """W · 1[r > 0.005] with a score r of every weight, 0.01 at first: Piggyback (arXiv:1801.06519).
+
+    Scores get the gradient of their mask, as in the authors' code. A task stores one bit for each
+    weight. Parameters: O C/g K. Code: https://github.com/arunmallya/piggyback
+    """
+
+    PARTS = ("scores",)
+
+    def add_parameters(self) -> None:
+        self.scores = nn.Parameter(torch.full_like(self.weight, SCORE))
+
+    def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
+        mask = (self.scores > THRESHOLD) + (self.scores - self.scores.detach())
+        return self.weight * mask, self.bias
 
 
 class ConvAdapter(TunedLayer, nn.Conv2d):
@@ -273,10 +291,6 @@ class TurnedInput(TunedLayer, nn.Conv2d):
         return super().forward(F.grid_sample(input, grid.to(input), align_corners=False))
 
 
-def _import_lycoris() -> Any:
-    return import_optional("lycoris.functional.diag_oft", "diag-OFT", "adapt")
-
-
 LAYER_BASELINES: dict[str, type[TunedLayer]] = {
     "ssf": ScaleShift,
     "film": Film,
@@ -287,6 +301,7 @@ LAYER_BASELINES: dict[str, type[TunedLayer]] = {
     "residual": ResidualAdapter,
     "residual-vector": ResidualVector,
     "conv-adapter": ConvAdapter,
+    "piggyback": Piggyback,
     "turn": TurnedInput,
 }
 """The baselines that are layers; LoRA is PEFT's."""
