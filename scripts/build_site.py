@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -228,7 +229,9 @@ def missing(site: Path) -> list[str]:
 
 def run(*command: str) -> None:
     """Run a command from the root, which `scripts.mathml` is imported from."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["SITE_DESCRIPTION"] = project["description"]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 

@@ -60,8 +60,18 @@ def problems(wheel: Collection[str], sdist: Collection[str]) -> list[str]:
             found.append(f"the wheel lacks the licence {licence}")
     own = re.compile(r"neural_similarity(-[\d.]+\.dist-info)?/")
     found += [f"the wheel has {name}" for name in sorted(wheel) if not own.match(name)]
-    needed = {"LICENSE", "README.md", "pyproject.toml"} | {f"src/{name}" for name in wanted}
+    needed = {"LICENSE", "README.md", "pyproject.toml", "scripts/index_page.py"}
+    needed |= {f"src/{name}" for name in wanted}
     return found + [f"the sdist lacks {name}" for name in sorted(needed - set(sdist))]
+
+
+def relative_links(wheel: Path) -> list[str]:
+    """Links of the long description that lead nowhere from the page of an index."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        page = archive.read(name).decode("utf-8")
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    return [f"the page of an index links to {x}" for x in links if not x.startswith("https://")]
 
 
 def run(*command: object, cwd: Path = ROOT, code: int = 0) -> str:
@@ -89,7 +99,7 @@ def build(folder: Path) -> Path:
     say("twine check --strict: passed")
     again = folder / "again"
     run("uv", "build", "--quiet", "--wheel", "--out-dir", again, sdist)
-    found = problems(files(wheel), files(sdist))
+    found = problems(files(wheel), files(sdist)) + relative_links(wheel)
     if files(again / wheel.name) != files(wheel):
         found.append("the sdist builds another wheel")
     if found:

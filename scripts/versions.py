@@ -3,6 +3,7 @@
     python scripts/versions.py                      the floor and the newest, by this Python
     python scripts/versions.py --python 3.11 3.12   by others that uv finds
     python scripts/versions.py --floor              the floor alone, as .ci/run has it
+    python scripts/versions.py --extras             what all extras together resolve to: seconds
 
 Each environment holds the published requirements alone, at their lowest or their highest versions,
 and is kept below `--folder`, so that the next call takes seconds to begin. Prints a table; the exit
@@ -10,6 +11,7 @@ code is 1 if anything failed.
 """
 
 import argparse
+import itertools
 import os
 import platform
 import subprocess
@@ -20,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HERE = f"neural-similarity[lab] @ {ROOT.as_uri()}"
 """The package as it stands."""
+TORCHES = ("torch==2.9.*", "torch==2.12.*", "torch")
+"""The floor, one between, the newest."""
 FACTS = """
 import platform, torch, numpy
 print(torch.__version__, "/", platform.python_version(), "/ numpy", numpy.__version__)
@@ -66,6 +70,35 @@ def environment(python: str, resolution: str, folder: Path, package: str = HERE)
     return found
 
 
+def resolved(torch: str, python: str, folder: Path) -> str:
+    """The versions that all extras together resolve to beside a torch; empty if there are none.
+
+    Nothing is installed. Not in the project's folder, whose constraints are not those of its users.
+    """
+    options = ["--all-extras", "--python-version", python, "--constraints", "-"]
+    command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", *options]
+    done = subprocess.run(
+        [*command, ROOT / "pyproject.toml"],
+        cwd=folder, input=torch, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    sys.stderr.write(done.stderr)
+    return "" if done.returncode else done.stdout
+
+
+def unresolved(pythons: list[str], folder: Path) -> int:
+    """Print what the extras resolve to; how many of the torches have no solution."""
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    say("Python", "asked for", "all extras resolve to")
+    say("---", "---", "---")
+    for python, torch in itertools.product(pythons, TORCHES):
+        versions = resolved(torch, python, folder).split()
+        failed += not versions
+        shown = [v for v in versions if v.startswith(("torch", "numpy", "peft", "timm", "onnx"))]
+        say(python, torch, ", ".join(shown) or "nothing")
+    return failed
+
+
 def row(python: Path) -> tuple[str, list[str]]:
     """Versions, and how each check ends."""
     facts = subprocess.run([python, "-c", FACTS], capture_output=True, text=True, check=True)
@@ -93,8 +126,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", nargs="*", default=[platform.python_version()])
     parser.add_argument("--floor", action="store_true", help="the lowest versions alone")
+    parser.add_argument("--extras", action="store_true", help="resolve all extras, no environment")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "ns-versions")
     options = parser.parse_args()
+    if options.extras:
+        return unresolved(options.python, options.folder) > 0
     resolutions = ["lowest-direct"] if options.floor else ["lowest-direct", "highest"]
     failed = 0
     say("torch / Python / numpy", *CHECKS)

@@ -1,5 +1,6 @@
 """The code in README and docs does what the text says."""
 
+import logging
 import re
 import runpy
 import shlex
@@ -43,21 +44,31 @@ def run(name, block=slice(None), **names):
     return names
 
 
-def run_logged(name, caplog):
-    """Execute a document, check that it logs what its comments promise; its variables."""
-    with caplog.at_level("INFO", "neural_similarity"):
+def run_logged(name, capsys, monkeypatch):
+    """Execute a document as a program of its own: its variables, and what it prints.
+
+    Whoever runs it must see what its comments promise that it logs."""
+    level = logging.root.level
+    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest
+    try:
+        logging.root.setLevel("WARNING")
         names = run(name)
+    finally:
+        logging.root.setLevel(level)
     shown = re.findall(r"# logs: (.*)", (ROOT / name).read_text("utf-8"))
+    said = capsys.readouterr()
     assert shown
-    assert set(shown) <= set(caplog.messages)
-    return names
+    for line in shown:
+        logged = rf"^INFO:neural_similarity[\w.]*:{re.escape(line)}$"
+        assert re.search(logged, said.err, re.MULTILINE)
+    return names, said.out
 
 
-def test_the_readme_moves_m_before_it_folds(capsys, caplog, monkeypatch):
+def test_the_readme_moves_m_before_it_folds(capsys, monkeypatch):
     untrained = torchvision.models.resnet18
     monkeypatch.setattr(torchvision.models, "resnet18", lambda **_: untrained())
-    names = run_logged("README.md", caplog)
-    assert float(capsys.readouterr().out.splitlines()[-1]) < 1e-4
+    names, out = run_logged("README.md", capsys, monkeypatch)
+    assert float(out.splitlines()[-1]) < 1e-4
     plain = names["plain"]
     assert not [m for m in plain.modules() if isinstance(m, ns.Conv2d)]
     stripped = ns.unconvert(names["similar"])  # The same without M, which has moved the outputs.
@@ -112,9 +123,9 @@ def test_a_network_of_ones_own(tmp_path, monkeypatch):
     assert network(torch.randn(2, 1, 28, 28)).shape == (2, 10)
 
 
-def test_adapting_a_network(tmp_path, monkeypatch, caplog):
+def test_adapting_a_network(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run_logged("docs/adapting.md", caplog)
+    run_logged("docs/adapting.md", capsys, monkeypatch)
 
 
 def test_the_tables_of_docs_name_what_the_library_has():

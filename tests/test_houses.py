@@ -6,7 +6,9 @@ import inspect
 import re
 import subprocess
 import sys
-from importlib.metadata import PathDistribution
+import tomllib
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError, PathDistribution
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,22 @@ def test_what_lacks_the_extra_says_what_to_install(code, what):
 def test_an_extra_comes_from_where_the_package_came(monkeypatch, noted, command):
     monkeypatch.setattr(PathDistribution, "read_text", lambda *_: noted)
     assert install_command("lab") == command
+
+
+def test_of_a_clone_on_the_path_the_clone_is_installed(monkeypatch):
+    def nothing_installed(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", nothing_installed)
+    root = Path(ns.__file__).parents[2]
+    assert (root / "pyproject.toml").is_file()
+    assert install_command("lab") == f"pip install -e '{root}[lab]'"
+
+
+def test_the_extra_has_the_modules_that_it_is_named_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = {re.match(r"\w+", line)[0] for line in project["optional-dependencies"]["lab"]}
+    assert {"pillow" if name == "PIL" else name for name in EXTRA} == wanted
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["recipes"], ["recipes", "--all"]])

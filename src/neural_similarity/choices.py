@@ -92,7 +92,7 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
     return get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
 
 
-EXTRA = ("numpy", "PIL", "tyro", "rich", "matplotlib", "scipy")
+EXTRA = ("numpy", "PIL", "torchvision", "tyro", "rich", "matplotlib", "scipy")
 """The modules that the extra `lab` installs."""
 
 
@@ -120,17 +120,20 @@ def install_command(extra: str) -> str:
     """The command that installs an extra, from where the package came.
 
     Installers note where that was (https://packaging.python.org/specifications/direct-url/); of
-    what came from an index they note nothing.
+    what came from an index they note nothing. A clone that is only on the path is installed.
     """
     import json
     from importlib.metadata import PackageNotFoundError, distribution
+    from pathlib import Path
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
     try:
         noted = distribution("neural-similarity").read_text("direct_url.json")
         origin = json.loads(noted or "{}")
-    except (PackageNotFoundError, ValueError):
+    except PackageNotFoundError:
+        origin = {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}
+    except ValueError:
         origin = {}
     url, name = origin.get("url"), f"neural-similarity[{extra}]"
     if origin.get("dir_info", {}).get("editable"):
