@@ -16,6 +16,7 @@ from importlib.metadata import version
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed
 from neural_similarity.lab.cli.commands import Command, Commands, dispatch_command, print_line
+from neural_similarity.lab.cli.help_pages import print_page
 from neural_similarity.lab.errors import Interrupted, PeerDied, RunError, UsageError
 from neural_similarity.lab.terminal import one_line, plain_output
 
@@ -65,6 +66,8 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run_command(args: Sequence[str]) -> int:
     if list(args) == ["--version"]:
         print_line(f"neural-similarity {__version__}, torch {version('torch')}")
+        return 0
+    if print_page(args):
         return 0
     return dispatch_command(
         args,
