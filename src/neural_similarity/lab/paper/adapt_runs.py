@@ -7,6 +7,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import Dataset, load_dataset
 from neural_similarity.lab.data.images import split_off
@@ -197,6 +199,14 @@ def run_without_files(task: AdaptationTask, data: Path) -> AdaptationRun:
     )
 
 
+def starting_network(
+    recipe: AdaptationRecipe, whole: Dataset, data: Path
+) -> tuple[nn.Module, AdaptationRun, Runtime]:
+    """The network that a run would start from, the run and where it would run."""
+    run, runtime = run_without_files(AdaptationTask.of_dataset(recipe, whole), data), cpu_runtime()
+    return initial_state(run, runtime).model, run, runtime
+
+
 def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
     """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
 
@@ -212,13 +222,17 @@ def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[
     for step in range(run.recipe.steps):
         job.objective.prepare(step)
         advance(step_rate(run.recipe, step))
-    scores = evaluate_model(state.model, whole.test, run.preprocess, runtime)
-    trained = sum(p.numel() for p in state.model.parameters() if p.requires_grad)
-    facts = {
+    correct = evaluate_model(state.model, whole.test, run.preprocess, runtime).correct
+    return run_facts(state.model, run, correct) | {"finite": bool(state.totals[0].isfinite())}
+
+
+def run_facts(network: nn.Module, run: AdaptationRun, correct: Tensor) -> dict[str, Any]:
+    """What a sheet keeps of a run."""
+    return {
         "lr": run.recipe.lr,
-        "accuracy": scores.accuracy,
-        "finite": bool(state.totals[0].isfinite()),
-        "trained": trained,
+        "accuracy": correct.sum().item() / len(correct),
+        "trained": sum(p.numel() for p in network.parameters() if p.requires_grad),
+        "commit": checkout_commit(),
+        "data": run.digest,
+        "correct": pack_correct(correct),
     }
-    facts |= {"commit": checkout_commit(), "data": run.digest}
-    return facts | {"correct": pack_correct(scores.correct)}

@@ -1,0 +1,149 @@
+"""Studies of adaptation beside the map: cells of runs in one file, and a table of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neural_similarity.lab.paper.adapt_map import MapRun, RateSearch, chosen_rate, missing_trials
+from neural_similarity.lab.paper.adapt_report import (
+    compared_cells,
+    leads_over_baselines,
+    markdown_rows,
+)
+from neural_similarity.lab.paper.adapt_runs import (
+    ReportLine,
+    fill_search,
+    fill_sheet,
+    filling_alone,
+    open_sheet,
+    read_sheet,
+)
+from neural_similarity.lab.train.scoring import unpack_correct
+
+LEADS_NOTE = (
+    "Leads are those of M in points, with 95 % intervals over test images (and draws, crossed, "
+    "from three draws on) and p-values adjusted by Holm within a block. ± is the standard "
+    "deviation over draws. Runs are in bfloat16."
+)
+
+
+@dataclass(frozen=True)
+class StudyCell:
+    """Ways that are compared on the same images."""
+
+    label: str
+    changes: tuple[str, ...]
+    """What a way runs on, for every draw."""
+    draws: tuple[int, ...]
+    searches: Mapping[str, RateSearch | None]
+    """How the rate of every way is chosen, M's first; None where there is none."""
+
+    def trials(self, accuracies: Mapping[str, float]) -> list[MapRun]:
+        """The runs, a draw after the other; none before their rates are chosen."""
+        searches = [(way, search) for way, search in self.searches.items() if search]
+        if any(missing_trials(way, accuracies, search) for way, search in searches):
+            return []
+        rates = {way: chosen_rate(way, accuracies, search) for way, search in searches}
+        return [
+            MapRun(way, rates.get(way, 1.0), change, draw)
+            for draw in self.draws
+            for change in self.changes
+            for way in self.searches
+        ]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Cells, most telling ones first, and how their runs are made and shown.
+
+    Attributes:
+        run_trial: trains and scores a run, given the folder of the data sets and whether held-out
+            training images stand for test images; what a sheet keeps of it.
+        size: a column of its own: what a way costs, from its run.
+        positions: where a run's images stand among those of its draw; by default one after another.
+    """
+
+    name: str
+    title: str
+    note: str
+    labels: Mapping[str, str]
+    cells: tuple[StudyCell, ...]
+    run_trial: Callable[[MapRun, Path, bool], dict[str, Any]]
+    size: tuple[str, Callable[[str, dict[str, Any]], str]]
+    positions: Callable[[MapRun, int], Tensor] | None = None
+
+    def path(self, results: Path) -> Path:
+        """The file of all runs."""
+        return results / self.name / "runs.json"
+
+    def run(self, data: Path, results: Path, report: ReportLine) -> None:
+        """Choose rates and run the cells that lack runs."""
+        path = self.path(results)
+        run_held_out, run_test = (
+            partial(lambda held_out, trial: self.run_trial(trial, data, held_out), held_out)
+            for held_out in (True, False)
+        )
+        with filling_alone(path.parent):
+            sheet = open_sheet(path)
+            for cell in self.cells:
+                for way, search in cell.searches.items():
+                    if search:
+                        fill_search(sheet, [way], run_held_out, report, search)
+                fill_sheet(sheet, cell.trials(sheet.accuracies), run_test, report)
+
+    def to_markdown(self, results: Path) -> str:
+        """The draws of every cell that have run, as a table.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        path = self.path(results)
+        runs = read_sheet(path).runs if path.exists() else {}
+        rows, ran = [], 0
+        for cell in self.cells:
+            trials = cell.trials({key: run["accuracy"] for key, run in runs.items()})
+            lacking = {trial.draw for trial in trials if str(trial) not in runs}
+            finished = [trial for trial in trials if trial.draw not in lacking]
+            ran += len({trial.draw for trial in finished})
+            rows += self._cell_rows(cell.label, finished, runs) if finished else []
+        total = sum(len(cell.draws) for cell in self.cells)
+        head = ("", "way", self.size[0], "rate", "accuracy, %", "lead of M", "p, adjusted")
+        counts = f"{ran} of {total} draws of {len(self.cells)} blocks have run."
+        table = [markdown_rows(head, *rows)] if rows else []
+        return "\n\n".join([f"# {self.title}", counts, self.note, LEADS_NOTE, *table]) + "\n"
+
+    def _cell_rows(
+        self, label: str, trials: list[MapRun], runs: Mapping[str, dict[str, Any]]
+    ) -> list[tuple[str, ...]]:
+        by_way = {way: [t for t in trials if t.way == way] for way in self.labels}
+        correct = {way: self._correct_images(own, runs) for way, own in by_way.items()}
+        compared = leads_over_baselines(correct)
+        return [
+            (
+                label,
+                self.labels[way],
+                self.size[1](way, runs[str(own[0])]),
+                f"{own[0].rate:g}" if runs[str(own[0])].get("trained") else "",
+                *compared_cells(way, correct, *compared),
+            )
+            for way, own in by_way.items()
+        ]
+
+    def _correct_images(self, trials: list[MapRun], runs: Mapping[str, dict[str, Any]]) -> Tensor:
+        """Whether images were right, boolean (draws, images)."""
+        draws: dict[int, list[Tensor]] = {}
+        for trial in trials:
+            correct = unpack_correct(runs[str(trial)]["correct"])
+            places = (
+                self.positions(trial, len(correct))
+                if self.positions
+                else torch.arange(len(correct))
+            )
+            draws.setdefault(trial.draw, []).append(torch.stack([places, correct.long()]))
+        both = [torch.cat(own, dim=1) for own in draws.values()]
+        return torch.stack([correct[places.argsort()] for places, correct in both]).bool()
