@@ -80,7 +80,7 @@ def test_bytes_of_a_task(way):
         ns.models.resnet20(num_classes=5), task_recipe(MapRun(way, 0.01, "task-0", 1))
     )
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    assert task_bytes(way, {"trained": trained}) == f"{BYTES[way]:,}"
+    assert task_bytes(way, trained) == f"{BYTES[way]:,}"
     before = network.bn1.running_mean.clone()
     network.train()(torch.randn(2, 3, 32, 32))
     assert torch.equal(network.bn1.running_mean, before) == (way != "norm-statistics")

@@ -6,15 +6,23 @@ import pytest
 import torch
 from lab.paper.test_adapt_map import coloured_dataset
 from lab.paper.test_adapt_map import tiny_map as tiny_map
+from torch import nn
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
 from neural_similarity.lab.cli.adapt_studies import OTHER_STUDIES
-from neural_similarity.lab.paper import adapt_known, adapt_runs, adapt_stream
-from neural_similarity.lab.paper.adapt_known import KNOWN_LABELS, score_known
+from neural_similarity.lab.data.corruption import CORRUPTIONS
+from neural_similarity.lab.paper import adapt_runs, adapt_unlabelled
 from neural_similarity.lab.paper.adapt_map import CHANGES, GRID, RATE_CHANGES, MapRun, RateSearch
-from neural_similarity.lab.paper.adapt_stream import STREAM, run_stream, stream_positions
 from neural_similarity.lab.paper.adapt_study import Study, StudyCell
+from neural_similarity.lab.paper.adapt_unlabelled import (
+    KNOWN,
+    KNOWN_LABELS,
+    STREAM,
+    run_stream,
+    score_known,
+    stream_positions,
+)
 from neural_similarity.lab.train import pack_correct, unpack_correct
 from neural_similarity.lab.train.statistics import by_image, by_seed_and_image, holm
 
@@ -31,7 +39,8 @@ def right_images(trial):
     return torch.rand(IMAGES, generator=random) < (0.8 if trial.way == "full" else 0.5)
 
 
-def fake_run(trial, _data, held_out):
+def fake_run(trial, data, held_out):
+    assert data.is_dir()
     assert held_out == (trial.change == "other")
     accuracy = -abs(GRID.index(trial.rate) - GRID.index(0.01))
     return {"accuracy": accuracy, "trained": 7, "correct": pack_correct(right_images(trial))}
@@ -40,8 +49,7 @@ def fake_run(trial, _data, held_out):
 def study_of(draws):
     searches = {"full": SEARCH, "norm": SEARCH, "statistics": None}
     cells = tuple(StudyCell(name, (name,), draws, searches) for name in ("one", "two"))
-    size = ("trained", lambda _, run: f"{run['trained']}")
-    return Study("adapt-tiny", "Tiny", "A note.", LABELS, cells, fake_run, size)
+    return Study("adapt-tiny", "Tiny", "A note.", LABELS, cells, fake_run)
 
 
 def test_a_study_that_was_stopped_goes_on_and_shows_whole_draws_alone(tmp_path):
@@ -84,7 +92,7 @@ def test_leads_are_those_of_the_images(tmp_path, draws, interval):
 def test_images_stand_where_their_positions_say(tmp_path):
     """Draws that have the images in other orders agree on each."""
 
-    def run_half(trial, _data, _held_out):
+    def run_half(trial, **_):
         half = right_images(trial._replace(draw=0))[places(trial, IMAGES // 2)]
         return {"accuracy": 0.5, "trained": 7, "correct": pack_correct(half)}
 
@@ -123,17 +131,22 @@ def test_streams_by_class_have_the_same_images_class_by_class():
     assert labels[mixed].tolist() != sorted(labels.tolist())
 
 
-def kept_networks(monkeypatch, module):
-    """The networks, runs and places that a module begins with, as they come."""
-    kept, begin = [], module.starting_network
-    monkeypatch.setattr(module, "starting_network", lambda *a: kept.append(begin(*a)) or kept[-1])
+def kept_networks(monkeypatch):
+    """The networks, runs and places that runs begin with, as they come."""
+    kept, begin = [], adapt_unlabelled.starting_network
+
+    def keep(*given):
+        kept.append(begin(*given))
+        return kept[-1]
+
+    monkeypatch.setattr(adapt_unlabelled, "starting_network", keep)
     return kept, begin
 
 
 @pytest.mark.parametrize("way", ["full", "norm", "statistics"])
 def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeypatch, way):
     """The first batch has the answers of the pretrained network with the batch's statistics."""
-    kept, begin = kept_networks(monkeypatch, adapt_stream)
+    kept, begin = kept_networks(monkeypatch)
     trial = MapRun(way, 0.05, "rotation-30/iid/8", 1)
     found = unpack_correct(run_stream(trial, tiny_map, False)["correct"])
     network, run, runtime = kept[0]
@@ -149,7 +162,7 @@ def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeyp
 
 
 def test_m_from_the_geometry_turns_every_kernel_and_trains_nothing(tiny_map, monkeypatch):
-    kept, _ = kept_networks(monkeypatch, adapt_known)
+    kept, _ = kept_networks(monkeypatch)
     for way in KNOWN_LABELS:
         assert score_known(MapRun(way, 1.0, "rotation-90", 0), tiny_map, False)["trained"] == 0
     turned, back, plain = (network for network, _, _ in kept)
@@ -158,6 +171,28 @@ def test_m_from_the_geometry_turns_every_kernel_and_trains_nothing(tiny_map, mon
         if "conv" in name:
             assert torch.equal(kernel, plain.state_dict()[name].rot90(1, (2, 3)))
             assert torch.equal(back.state_dict()[name], plain.state_dict()[name])
+
+
+def central_response(change, number, changed=True):
+    """Of a 13x13 kernel that is moved by a number, over its sum, to a smooth image."""
+    down, right = torch.meshgrid(*[torch.linspace(-1, 1, 65)] * 2, indexing="ij")
+    x = (127 + 100 * torch.sin(8 * right + 2 * down))[None, None]
+    taps = torch.arange(13.0) - 6
+    layer = ns.Conv2d(1, 1, 13, bias=False, similarity=ns.Static(KNOWN[change][0]))
+    with torch.no_grad():
+        layer.weight.copy_(torch.exp(-((taps[:, None] - 1) ** 2) / 4 - (taps - 2) ** 2 / 8))
+        next(p for n, p in layer.named_parameters() if "similarity" in n).fill_(number)
+        kernel = ns.fold(nn.Sequential(layer))[0].weight
+    x = CORRUPTIONS[change](x, torch.Generator()) if changed else x
+    return ((x[..., 26:39, 26:39] * kernel).sum() / kernel.sum()).item()
+
+
+@pytest.mark.parametrize("change", KNOWN)
+def test_kernels_move_as_the_images_do(change):
+    """Of two moves and none, only the right one answers the changed image as the image itself."""
+    plain, number = central_response(change, 0.0, changed=False), KNOWN[change][1]
+    right, opposite, none = (abs(central_response(change, n) - plain) for n in (number, -number, 0))
+    assert 2 * right < min(opposite, none)
 
 
 @pytest.mark.parametrize("study", OTHER_STUDIES, ids=lambda study: study.name)

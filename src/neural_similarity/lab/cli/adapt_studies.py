@@ -9,11 +9,10 @@ from neural_similarity.lab.cli.commands import print_line
 from neural_similarity.lab.cli.parsing import check_folders, parse_options
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.paper.adapt_continual import CONTINUAL
-from neural_similarity.lab.paper.adapt_known import KNOWN_CHANGES
 from neural_similarity.lab.paper.adapt_map import MAP_FOLDER
 from neural_similarity.lab.paper.adapt_report import draw_map, map_to_markdown, read_map
 from neural_similarity.lab.paper.adapt_runs import ReportLine, run_map
-from neural_similarity.lab.paper.adapt_stream import STREAM
+from neural_similarity.lab.paper.adapt_unlabelled import KNOWN_CHANGES, STREAM
 from neural_similarity.lab.train.progress import print_notice
 
 OTHER_STUDIES = (CONTINUAL, STREAM, KNOWN_CHANGES)

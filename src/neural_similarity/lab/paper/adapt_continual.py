@@ -72,11 +72,11 @@ def run_task(trial: MapRun, data: Path, held_out: bool) -> dict[str, Any]:
     return run_in_memory(task_recipe(trial), whole, data)
 
 
-def task_bytes(way: str, run: dict[str, Any]) -> str:
+def task_bytes(way: str, trained: int) -> str:
     """Bytes that a task adds: four a number, running statistics of its own too; a bit a mask."""
     network = resnet20(num_classes=TASK_CLASSES)
     head = sum(p.numel() for p in network.linear.parameters())
-    numbers = (run["trained"] - head) / 32 + head if way == "piggyback" else run["trained"]
+    numbers = (trained - head) / 32 + head if way == "piggyback" else trained
     if way.endswith("statistics"):
         numbers += sum(t.numel() for name, t in network.named_buffers() if "running" in name)
     return f"{4 * numbers:,.0f}"

@@ -62,10 +62,10 @@ class Study:
     """Cells, most telling ones first, and how their runs are made and shown.
 
     Attributes:
-        run_trial: trains and scores a run, given the folder of the data sets and whether held-out
-            training images stand for test images; what a sheet keeps of it.
-        size: a column of its own: what a way costs, from its run.
-        positions: where a run's images stand among those of its draw; by default one after another.
+        run_trial: trains and scores a run, given `data`, the folder of the data sets, and
+            `held_out`, whether training images stand for test images; what a sheet keeps of it.
+        positions: where a run's images stand among those of its draw; by default in their order.
+        size: title and text of what a way costs, from the number of trained parameters.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Study:
     note: str
     labels: Mapping[str, str]
     cells: tuple[StudyCell, ...]
-    run_trial: Callable[[MapRun, Path, bool], dict[str, Any]]
-    size: tuple[str, Callable[[str, dict[str, Any]], str]]
-    positions: Callable[[MapRun, int], Tensor] | None = None
+    run_trial: Callable[..., dict[str, Any]]
+    positions: Callable[[MapRun, int], Tensor] = lambda _, count: torch.arange(count)
+    size: tuple[str, Callable[[str, int], str]] = ("trained", lambda _, trained: f"{trained:,}")
 
     def path(self, results: Path) -> Path:
         """The file of all runs."""
@@ -85,8 +85,7 @@ class Study:
         """Choose rates and run the cells that lack runs."""
         path = self.path(results)
         run_held_out, run_test = (
-            partial(lambda held_out, trial: self.run_trial(trial, data, held_out), held_out)
-            for held_out in (True, False)
+            partial(self.run_trial, data=data, held_out=held_out) for held_out in (True, False)
         )
         with filling_alone(path.parent):
             sheet = open_sheet(path)
@@ -122,28 +121,20 @@ class Study:
     ) -> list[tuple[str, ...]]:
         by_way = {way: [t for t in trials if t.way == way] for way in self.labels}
         correct = {way: self._correct_images(own, runs) for way, own in by_way.items()}
-        compared = leads_over_baselines(correct)
-        return [
-            (
-                label,
-                self.labels[way],
-                self.size[1](way, runs[str(own[0])]),
-                f"{own[0].rate:g}" if runs[str(own[0])].get("trained") else "",
-                *compared_cells(way, correct, *compared),
-            )
-            for way, own in by_way.items()
-        ]
+        compared, rows = leads_over_baselines(correct), []
+        for way, (first, *_) in by_way.items():
+            trained = runs[str(first)]["trained"]
+            front = (label, self.labels[way], self.size[1](way, trained))
+            rate = f"{first.rate:g}" if trained else ""
+            rows.append((*front, rate, *compared_cells(way, correct, *compared)))
+        return rows
 
     def _correct_images(self, trials: list[MapRun], runs: Mapping[str, dict[str, Any]]) -> Tensor:
         """Whether images were right, boolean (draws, images)."""
         draws: dict[int, list[Tensor]] = {}
         for trial in trials:
             correct = unpack_correct(runs[str(trial)]["correct"])
-            places = (
-                self.positions(trial, len(correct))
-                if self.positions
-                else torch.arange(len(correct))
-            )
-            draws.setdefault(trial.draw, []).append(torch.stack([places, correct.long()]))
-        both = [torch.cat(own, dim=1) for own in draws.values()]
-        return torch.stack([correct[places.argsort()] for places, correct in both]).bool()
+            both = torch.stack([self.positions(trial, len(correct)), correct.long()])
+            draws.setdefault(trial.draw, []).append(both)
+        joined = (torch.cat(own, dim=1) for own in draws.values())
+        return torch.stack([correct[places.argsort()] for places, correct in joined]).bool()

@@ -1,10 +1,12 @@
-"""Adaptation without labels: the entropy of a network's answers falls along a stream of images.
+"""Adaptation of CIFAR-10's ResNet-20 without labels: along a stream, or by a known geometry.
 
-TENT (Wang et al., ICLR 2021, arXiv:2006.10726): batches are normalised by their own statistics,
-every batch is one step of Adam, and the pass that gives the gradient gives the answers. A stream
-begins at the pretrained network.
+On a stream the entropy of answers falls, as in TENT (Wang et al., ICLR 2021, arXiv:2006.10726):
+batches are normalised by their own statistics, every batch is one step of Adam, and the pass that
+gives the gradient gives the answers. A stream begins at the pretrained network.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +22,7 @@ from neural_similarity.lab.paper.adapt_map import (
     RateSearch,
     trial_recipe,
 )
+from neural_similarity.lab.paper.adapt_report import UNDONE_LABEL
 from neural_similarity.lab.paper.adapt_runs import (
     held_out_images,
     run_facts,
@@ -27,6 +30,9 @@ from neural_similarity.lab.paper.adapt_runs import (
     whole_images,
 )
 from neural_similarity.lab.paper.adapt_study import Study, StudyCell
+from neural_similarity.lab.recipes.adaptation import WAYS
+from neural_similarity.lab.train import evaluate_model
+from neural_similarity.nn import Affine, Static
 
 STREAM_ORDERS = {"iid": "i.i.d.", "by-class": "by class"}
 STREAM_BATCHES = (200, 16)
@@ -92,5 +98,46 @@ STREAM = Study(
         for order in STREAM_ORDERS
     ),
     run_trial=run_stream,
-    size=("trained", lambda _, run: f"{run['trained']:,}"),
+)
+
+KNOWN: Mapping[str, tuple[Affine, float]] = {
+    **{f"rotation-{each}": (Affine("angle", tied=True), each / 90) for each in (15, 30, 45, 90)},
+    **{f"zoom-{each}": (Affine("scale", tied=True), 1 / each - 1) for each in (0.75, 1.33)},
+}
+"""The structure that moves kernels as a change moves images, and its number."""
+KNOWN_LABELS = {
+    "full": "M from the geometry",
+    "undone": UNDONE_LABEL,
+    "nothing": WAYS["nothing"][0],
+}
+
+
+@torch.no_grad()
+def score_known(trial: MapRun, data: Path, held_out: bool = False) -> dict[str, Any]:
+    """Score the network, with M from the geometry, or on images that are changed back."""
+    way = "nothing" if trial.way == "full" else trial.way
+    recipe = trial_recipe(trial._replace(way=way), labels=10)
+    if trial.way == "full":
+        recipe = replace(recipe, similarity=Static(KNOWN[trial.change][0]), train="M")
+    whole = (held_out_images if held_out else whole_images)(recipe.dataset, data)
+    network, run, runtime = starting_network(recipe, whole, data)
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.fill_(KNOWN[trial.change][1]).requires_grad_(False)
+    scores = evaluate_model(network, whole.test, run.preprocess, runtime)
+    return run_facts(network, run, scores.correct)
+
+
+KNOWN_CHANGES = Study(
+    name="adapt-known",
+    title="M from a known change",
+    note=(
+        "ResNet-20 on CIFAR-10's 10,000 test images, changed. Nothing is trained: every kernel is "
+        "moved as the images are, by `ns.Affine` with the change's own number."
+    ),
+    labels=KNOWN_LABELS,
+    cells=tuple(
+        StudyCell(CHANGES[change], (change,), (0,), dict.fromkeys(KNOWN_LABELS)) for change in KNOWN
+    ),
+    run_trial=score_known,
 )
