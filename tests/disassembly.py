@@ -13,8 +13,11 @@ def _run_tool(name: str, folder: Path, binary: bytes, option: str) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
-def loop_lengths(binary: bytes, folder: Path) -> list[int]:
-    """Machine instructions of each loop that has matrix products, a warp's each time around."""
+def loop_lengths(binary: bytes, folder: Path, having: str = "MMA") -> list[int]:
+    """Machine instructions of each loop that has matrix products, a warp's each time around.
+
+    Or of each that has another instruction, given as a pattern.
+    """
     lines, labels, lengths = [], {}, []
     for line in _run_tool("nvdisasm", folder, binary, "-c").splitlines():
         if label := re.match(r"\s*(\.L_\w+):", line):
@@ -23,7 +26,7 @@ def loop_lengths(binary: bytes, folder: Path) -> list[int]:
             lines.append(line)
     for end, line in enumerate(lines):
         start = labels.get((re.findall(r"BRA `\((\.L_\w+)\)", line) or [""])[0], end + 1)
-        if start <= end and "MMA" in "".join(lines[start:end]):
+        if start <= end and re.search(having, "".join(lines[start:end])):
             lengths.append(end + 1 - start)
     return lengths
 

@@ -1,17 +1,23 @@
 """The halo kernels on a CPU, in the place of CUDA's driver: tests/emulated_halo.cpp runs them."""
 
 import ctypes
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 
 from neural_similarity.ops.halo import compiling, driver
 
 SOURCES = Path(compiling.__file__).parent
 PROGRAM = Path(__file__).with_suffix(".cpp")
+needs_gxx = pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("g++"), reason="needs Linux and g++"
+)
 GUARD = 4096
 """Bytes around every tensor that nothing may write to."""
 

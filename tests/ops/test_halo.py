@@ -1,40 +1,23 @@
-"""The halo kernels, which no GPU has run: dispatch, and what a CPU and a compiler tell of them."""
+"""The halo kernels, which no GPU has run: when they are taken, and how they are launched."""
 
 import ctypes
 import itertools
-import shutil
-import sys
-from importlib.util import find_spec
-from types import SimpleNamespace
 
 import halo_first_contact
 import pytest
 import torch
-from disassembly import loop_lengths, resource_usage
-from emulated_halo import SOURCES, Emulator
-from kernel_laws import Case, check
+from kernel_laws import KINDS, Case, check
 from on_gpu import on_gpu
 from problems import Problem
 
 from neural_similarity.functional import similarity_conv2d
-from neural_similarity.ops import backend, declines, halo, use_halo
-from neural_similarity.ops.halo import SIZES, WINDOW, compiling, launch, trial
+from neural_similarity.ops import declines, halo, use_halo
+from neural_similarity.ops.halo import FUSED_SIZES, SIZES, WINDOW, compiling, launch, trial
 from neural_similarity.ops.operands import Operands
 
 HALF = torch.bfloat16
-MOST_SHARED, REGISTERS = 232448, 65536
-"""Bytes that a block can have on sm_90, and registers of a multiprocessor."""
-INSTRUCTIONS = {"forward": 945, "gradients": 1680, "weight_gradient": 790}
-"""The most of a loop over tiles of 64 × 64 channels: 105, 187 and 263 a warp and tap."""
-CONFIGURATIONS = list(itertools.product(SIZES, SIZES, (torch.bfloat16, torch.float16)))
-FEW = [(64, 64, HALF), (32, 32, torch.float16), (128, 256, HALF), (256, 32, torch.float16)]
-needs_gxx = pytest.mark.skipif(
-    sys.platform != "linux" or not shutil.which("g++"), reason="needs Linux and g++"
-)
-needs_nvrtc = pytest.mark.skipif(
-    isinstance(compiling.load_compiler(), str) or find_spec("triton") is None,
-    reason="needs NVRTC, of torch's packages for CUDA, and the disassembler in Triton's",
-)
+MOST_SHARED = 232448
+"""Bytes that a block can have on sm_90."""
 
 
 def maps(channels, size=(4, 5), dtype=HALF, batch=1):
@@ -47,19 +30,6 @@ def operands(channels=64, outputs=64, size=(4, 5), dtype=HALF, **changes):
     m = torch.zeros(1, 1, 9, *size)
     x = on_gpu(maps(channels, size, dtype))
     return Operands(x, weight, m, WINDOW, 1)._replace(**changes)
-
-
-@pytest.fixture
-def switched(monkeypatch):
-    """The switch is on, and a Hopper GPU there."""
-    monkeypatch.setattr(halo, "_SWITCH", {"on": True})
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(trial, "_FAULTS", {})
-    monkeypatch.setattr(trial, "find_fault", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    two = SimpleNamespace(multi_processor_count=2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: two)
-    return halo
 
 
 def test_they_are_off_and_say_why():
@@ -98,7 +68,6 @@ def test_reasons_of_the_input(x, taps, reason):
         ({"window": WINDOW._replace(padding=(0, 1))}, "padding=(0, 1)"),
         ({"groups": 2}, "in groups or blocks"),
         ({"m": torch.zeros(1, 2, 9, 4, 5)}, "in groups or blocks"),
-        ({"m": torch.zeros(1, 1, 9, 9, 4, 5)}, "M is full"),
         ({"weight": torch.zeros(48, 64, 3, 3)}, "48 outputs, none of"),
         ({"m": torch.zeros(1).expand(2**14, 1, 9, 64, 64)}, "2147483648 numbers or more"),
     ],
@@ -124,13 +93,6 @@ def test_they_are_tried_once_and_not_while_a_graph_is_captured(monkeypatch):
     for capturing[0] in (False, True):
         assert halo.declines_operands(operands()) == "wrong"
     assert len(tried) == 1
-
-
-@pytest.fixture
-def taken(monkeypatch, switched):
-    """The family takes tensors of the CPU, untried."""
-    monkeypatch.setitem(backend._REASONS, "halo", lambda *_: None)
-    monkeypatch.setattr(switched, "declines_operands", lambda _: None)
 
 
 def zero_output():
@@ -170,13 +132,14 @@ def change_with_blocks(task, y, dx, *others):
         (change_with_blocks, "dx differs between two runs"),
     ],
 )
-def test_a_trial_finds_what_is_wrong(change, fault, monkeypatch):
+@pytest.mark.parametrize("full", [False, True])
+def test_a_trial_finds_what_is_wrong(change, fault, full, monkeypatch):
     def results(task, grad):
         return change(task, *(t.to(HALF) for t in trial.true_results(task.given, grad)))
 
     monkeypatch.setattr(launch, "make_task", lambda given: launch.KernelTask(given, 3))
     monkeypatch.setattr(trial, "kernel_results", results)
-    assert fault in str(trial.find_fault(torch.device("cpu"), 32, 32, HALF))
+    assert fault in str(trial.find_fault(torch.device("cpu"), 32, 32, HALF, full))
 
 
 def test_where_nothing_compiles_a_trial_says_so(monkeypatch):
@@ -189,28 +152,33 @@ def test_where_nothing_compiles_a_trial_says_so(monkeypatch):
     )
     monkeypatch.setattr(ctypes, "CDLL", missing)
     monkeypatch.setattr(compiling, "load_compiler", compiling.load_compiler.__wrapped__)
-    fault = trial.find_fault(torch.device("cpu"), 32, 32, HALF)
+    fault = trial.find_fault(torch.device("cpu"), 32, 32, HALF, False)
     assert fault.startswith("they do not run here: NVRTC, the compiler of torch's packages")
     assert fault.endswith("libnvrtc: no such file")
 
 
 def test_memory_and_threads_suffice_for_every_number_of_channels(monkeypatch):
-    launched = []
+    launched, cpu, squares = [], torch.device("cpu"), len(SIZES) ** 2
     monkeypatch.setattr(launch, "launch_kernel", lambda *words: launched.append(words))
-    for c, o in itertools.product(SIZES, SIZES):
-        given, grad = trial.trial_operands(torch.device("cpu"), c, o, HALF)
+    for c, o, full in itertools.product(SIZES, SIZES, (False, True)):
+        given, grad = trial.trial_operands(cpu, c, o, HALF, full)
         trial.kernel_results(launch.KernelTask(given, 132), grad)
-    assert len(launched) == 3 * len(SIZES) ** 2
+    assert len(launched) == 7 * squares
+    for c, o, hidden in itertools.product(FUSED_SIZES, SIZES, FUSED_SIZES):
+        trial.predictor_results(trial.predictor_parts(cpu, c, o, HALF, hidden), 132)
     for name, _, grid, threads, shared_bytes, _ in launched:
         assert shared_bytes <= MOST_SHARED, name
         assert threads == 128 * launch.WARPGROUPS[name]
         assert grid[0] * grid[1] <= 132
+    assert {words[0] for words in launched} == set(launch.WARPGROUPS)
 
 
 @pytest.mark.usefixtures("taken")
-def test_an_empty_batch_launches_nothing(monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_batch_launches_nothing(kind, monkeypatch):
     monkeypatch.setattr(launch, "launch_kernel", None)
-    check(case_of(32, 64, (4, 5), batch=0), "diagonal", HALF, backend="halo")
+    case = Case(Problem("halo", channels=(32, 64), size=(4, 5), batch=0))
+    check(case, kind, HALF, backend="halo")
 
 
 @pytest.mark.usefixtures("taken")
@@ -232,175 +200,3 @@ def test_the_script_of_the_first_contact_times_every_way(monkeypatch):
     first, *rows = halo_first_contact.measured_rows(shape, 1, cpu, clock)
     assert first["fault"] == "wrong"
     assert [row["way"] for row in rows] == ["nn.Conv2d", "triton"]
-
-
-CASES = [
-    (64, 64, (9, 17), HALF),  # ragged, and rows of M that 16 bytes do not divide
-    (32, 32, (12, 8), torch.float16),
-    (128, 32, (7, 4), HALF),  # slices of weights forward
-    (32, 128, (10, 8), torch.float16),  # and backward; two blocks of columns
-]
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory):
-    return Emulator(tmp_path_factory.mktemp("kernels"))
-
-
-def case_of(channels, outputs, size, batch=2):
-    return Case(Problem("halo", channels=(channels, outputs), size=size, batch=batch))
-
-
-@needs_gxx
-@pytest.mark.long
-@pytest.mark.usefixtures("taken")
-@pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize(("channels", "outputs", "size", "dtype"), CASES)
-def test_kernels_obey_the_laws_on_a_cpu(
-    channels, outputs, size, dtype, backwards, emulator, monkeypatch
-):
-    emulator.backwards = backwards
-    monkeypatch.setattr(launch, "launch_kernel", emulator)
-    check(case_of(channels, outputs, size), "diagonal", dtype, backend="halo")
-
-
-@needs_gxx
-@pytest.mark.long
-def test_a_map_is_read_once_but_for_the_rings_of_its_tiles(emulator, monkeypatch):
-    """Today's kernels read it nine times; weights are read once a block, not once a tile."""
-    monkeypatch.setattr(launch, "launch_kernel", emulator)
-    given, grad = trial.trial_operands(torch.device("cpu"), 64, 64, HALF, (16, 24))
-    trial.kernel_results(launch.KernelTask(given, 1), grad)
-    x, weight, m = (t.numel() * t.element_size() for t in given[:3])
-    # Of 16 rows in two tiles 9 and 9 are read, of 24 columns in three 9, 10 and 9.
-    halo = x * (18 * 28) // (16 * 24)
-    assert emulator.copied["forward"] == halo + weight + m
-    assert emulator.copied["weight_gradient"] == halo + x + m
-    # M around a tile begins at a multiple of 16 bytes: of 24 columns 12, 16 and 12 are read.
-    assert emulator.copied["gradients"] == halo + weight + m * (18 * 40) // (16 * 24)
-
-
-@needs_gxx
-@pytest.mark.slow
-@pytest.mark.usefixtures("taken")
-@pytest.mark.parametrize(("channels", "outputs", "dtype"), CONFIGURATIONS, ids=str)
-def test_every_number_of_channels_on_a_cpu(channels, outputs, dtype, emulator, monkeypatch):
-    monkeypatch.setattr(launch, "launch_kernel", emulator)
-    check(case_of(channels, outputs, (9, 8)), "diagonal", dtype, backend="halo")
-
-
-LOOP = "copy_wait<0>();\n      proxy_fence();\n"
-STORE = "#pragma unroll\n    for (int k = thread; k < ROWS * PIECES"
-FORWARD, SLICES, BACKWARD = ("forward", 32), ("forward", 128), ("gradients", 32)
-WEIGHT = ("weight_gradient", 32)
-BUGS = {
-    "wrong row of the halo": (FORWARD, "tile.cuh", "tile.row - 1, column", "tile.row, column"),
-    "rows of the next image": (
-        FORWARD, "tile.cuh", " && within(tile.row - 1 + i, map.height)", ""
-    ),
-    "transposed taps": (FORWARD, "taps.cuh", "/ 3 * SIDE + seen % 3", "% 3 * SIDE + seen / 3"),
-    "another position's M": (FORWARD, "forward.cu", "at(row + 1, lane / 4)", "at(row, lane / 4)"),
-    "no proxy fence": (FORWARD, "taps.cuh", LOOP, "copy_wait<0>();\n"),
-    "no product fence": (FORWARD, "taps.cuh", "product_fence();", ""),
-    "a group that does not meet": (FORWARD, "taps.cuh", "} else group_sync(group);", "}"),
-    "sums before the wait": (FORWARD, "taps.cuh", "product_wait<1>();", "product_wait<2>();"),
-    "the same buffer twice": (FORWARD, "taps.cuh", "own + (buffer ^ 1)", "own + buffer"),
-    "columns beyond the map": (FORWARD, "tile.cuh", " && column < map.width)\n", ")\n"),
-    "a stage that is not full": (FORWARD, "tile.cuh", f"group_sync(group);\n{STORE}", STORE),
-    "a block that does not meet": (
-        SLICES, "taps.cuh", "proxy_fence();\n            block_sync();", "proxy_fence();"
-    ),
-    "weights that are late": (SLICES, "taps.cuh", "copy_wait<2>()", "copy_wait<3>()"),
-    "a kernel that is not mirrored": (BACKWARD, "taps.cuh", "TAPS - 1 - tap : tap", "tap : tap"),
-    "no gradient at the border": (BACKWARD, "gradients.cu", "* TAPS + tap] = 0;", "* TAPS + tap];"),
-    "rows of positions": (WEIGHT, "weight_gradient.cu", "+ 2 * k * ROW", "+ k * ROW"),
-    "tiles that overtake": (WEIGHT, "weight_gradient.cu", "block_sync(); // this", "// this"),
-}  # fmt: skip
-
-
-NEEDS = {
-    "forward": (False, False, False),
-    "gradients": (True, False, True),
-    "weight_gradient": (False, True, False),
-}
-"""Of x, weight and M, so that a kernel runs alone."""
-
-
-def is_refused(name, channels):
-    """Whether the emulator, or a comparison with the eager form, finds a kernel wrong."""
-    given, grad = trial.trial_operands(torch.device("cpu"), channels, 32, HALF)
-    y, *gradients = trial.true_results(given, grad)
-    task, needs = launch.KernelTask(given, 2), NEEDS[name]
-    try:
-        found = [*task.backward(grad, needs)] if any(needs) else [task.forward()]
-    except (RuntimeError, AssertionError):
-        return True
-    pairs = zip(found, gradients if any(needs) else [y], strict=True)
-    errors = [(one.double() - true).norm() / true.norm() for one, true in pairs if one.numel()]
-    return not all(error <= 1e-2 for error in errors)
-
-
-@needs_gxx
-@pytest.mark.long
-@pytest.mark.parametrize(("kernel", "file", "old", "new"), BUGS.values(), ids=BUGS)
-def test_a_planted_bug_is_found(kernel, file, old, new, tmp_path, monkeypatch):
-    emulator = Emulator(tmp_path, {file: (old, new)})
-    monkeypatch.setattr(launch, "launch_kernel", emulator)
-    refused = is_refused(*kernel)
-    if not refused:
-        emulator.backwards = True  # a barrier is missed in one order of the threads
-        refused = is_refused(*kernel)
-    assert refused
-
-
-def compiled(name, *channels_and_type):
-    texts = [(SOURCES / file).read_bytes() for file in (f"{name}.cu", *compiling.HEADERS)]
-    definitions = launch.kernel_definitions(name, *channels_and_type)
-    return compiling.compile_kernel(compiling.load_compiler(), texts, definitions)
-
-
-def check_resources(name, code, folder):
-    used = resource_usage(code, folder)
-    assert used["STACK"] == used["LOCAL"] == 0  # nothing is spilt
-    assert used["REG"] * launch.WARPGROUP * launch.WARPGROUPS[name] <= REGISTERS
-
-
-@needs_nvrtc
-@pytest.mark.long
-@pytest.mark.parametrize("name", launch.WARPGROUPS)
-def test_kernels_compile_for_hopper_into_few_instructions(name, tmp_path):
-    for channels_and_type in FEW:
-        code = compiled(name, *channels_and_type)
-        check_resources(name, code, tmp_path)
-        if channels_and_type == FEW[0]:
-            assert max(loop_lengths(code, tmp_path)) <= INSTRUCTIONS[name]
-
-
-@needs_nvrtc
-@pytest.mark.slow
-@pytest.mark.parametrize(("channels", "outputs", "dtype"), CONFIGURATIONS, ids=str)
-@pytest.mark.parametrize("name", launch.WARPGROUPS)
-def test_every_kernel_compiles_for_hopper(name, channels, outputs, dtype, tmp_path):
-    check_resources(name, compiled(name, channels, outputs, dtype), tmp_path)
-
-
-@needs_nvrtc
-@pytest.mark.long
-def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    arguments = "weight_gradient", launch.kernel_definitions("weight_gradient", 32, 32, HALF)
-    code = compiling.kernel_code.__wrapped__(*arguments)
-    (file,) = (tmp_path / "neural_similarity").iterdir()
-    assert file.read_bytes() == code
-    monkeypatch.setattr(compiling, "compile_kernel", None)
-    assert compiling.kernel_code.__wrapped__(*arguments) == code
-    file.write_bytes(code[:-1])  # a file that is cut is compiled again
-    with pytest.raises(TypeError, match="not callable"):
-        compiling.kernel_code.__wrapped__(*arguments)
-
-
-@needs_nvrtc
-def test_an_error_of_the_compiler_is_quoted():
-    texts = [b"int x = y;", *(b"" for _ in compiling.HEADERS)]
-    with pytest.raises(RuntimeError, match='"y" is undefined'):
-        compiling.compile_kernel(compiling.load_compiler(), texts, ())

@@ -16,7 +16,7 @@ from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.standard import standard_frame, standard_parts
 from neural_similarity.nn.structure import Diagonal, Full, Structure, StructureModule
 from neural_similarity.ops import fold_kernel
-from neural_similarity.ops.layer import predicted_conv, takes_layer
+from neural_similarity.ops.layer import predicted_conv, takes_layer, takes_parts
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.similarity import dynamic_conv
 from neural_similarity.ops.window import autocast_dtype, promote_dtype
@@ -326,7 +326,7 @@ class DynamicSimilarity(nn.Module):
         padded, frame = self.geometry.pad_input(x), self.frame
         if frame is not None and takes_layer(x):
             parts = standard_parts(self, padded, weight, bias)
-            if parts is not None:
+            if parts is not None and takes_parts(parts, frame):
                 return predicted_conv(parts, frame)
         structure = self.structure
         output = self.window.output_size(padded.shape[2:])

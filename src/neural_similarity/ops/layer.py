@@ -5,7 +5,8 @@ r = W_2 * h + b_2, \quad M = I + g\, r, \quad y = W^\top M X + b$$
 
 It keeps x, W₁ * x, r and the norms for backward, which computes f, h and M again: a layer made of
 its parts keeps these as well. Forward and backward call the same operations as the parts, in the
-same order, so that results are the same bit for bit. Programs of `torch.compile` see two registered
+same order, so that results are the same bit for bit. On a GPU that runs the halo kernels, forward
+is two of them, and h is kept instead of W₁ * x. Programs of `torch.compile` see two registered
 operators; without them the same functions run without torch's dispatcher, which would cost more
 than the small operations themselves.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from neural_similarity.ops import halo
 from neural_similarity.ops.operands import Gradients, Implementation, Operands
 from neural_similarity.ops.registration import register_operator
 from neural_similarity.ops.similarity import DIAGONAL, FULL, dynamic_conv
@@ -64,7 +66,7 @@ class LayerTensors(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What forward keeps for backward beside the parts: W₁ * x, r and the norms of patches."""
+    """What forward keeps for backward beside the parts: W₁ * x or h, r and the norms of patches."""
 
     inner: Tensor
     raw: Tensor
@@ -72,12 +74,31 @@ class Kept(NamedTuple):
 
 
 def takes_layer(x: Tensor) -> bool:
-    """Whether `predicted_conv` takes x: on the CPU, outside tracers, modes and `torch.func`."""
-    if not x.is_cpu or autocast_dtype(x) not in _TYPES:
+    """Whether `predicted_conv` may take x: outside tracers, modes and `torch.func`.
+
+    On the CPU it takes every layer, on a GPU those that `takes_parts`.
+    """
+    if x.is_cuda and halo.declines_halo(x, halo.WINDOW.taps, autocast_dtype(x)):
+        return False
+    if not x.is_cuda and (not x.is_cpu or autocast_dtype(x) not in _TYPES):
         return False
     if runs_eagerly(x):  # A dispatch mode, such as a counter of FLOPs, is to see the parts.
         return torch._C._len_torch_dispatch_stack() == 0
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def takes_parts(given: LayerTensors, frame: LayerFrame) -> bool:
+    """Whether `predicted_conv` takes checked parts whose x `takes_layer`."""
+    x, weight, _, first, last, *_ = given
+    if not by_kernels(x):
+        return True
+    operands = Operands(x.to(autocast_dtype(x)), weight, x, frame.window, frame.groups)
+    return halo.declines_predictor(operands, first, last, frame.full) is None
+
+
+def by_kernels(x: Tensor) -> bool:
+    """Whether forward is the halo kernels."""
+    return x.is_cuda
 
 
 def predicted_conv(given: LayerTensors, frame: LayerFrame) -> Tensor:
@@ -127,6 +148,8 @@ def _output(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y and what backward keeps."""
     x, weight, bias, first, last, last_bias, gain = given
+    if by_kernels(x):
+        return _halo_output(given, frame, runs=way is not _shapes)
     energy = promote_dtype(x).square().sum(1, keepdim=True)
     norms = _convolution(
         energy, energy.new_ones(1, 1, *frame.window.kernel_size), None, frame.window
@@ -137,9 +160,27 @@ def _output(
     raw = _convolution(hidden, last, last_bias, frame.last)
     operands = Operands(x, weight, _matrix(raw, gain, frame), frame.window, frame.groups)
     y = way(operands).forward(operands)
-    if bias is not None:
-        y += bias.to(y.dtype).view(_per_channel(y))
-    return y, inner, raw, norms
+    return _add_bias(y, bias), inner, raw, norms
+
+
+def _halo_output(
+    given: LayerTensors, frame: LayerFrame, *, runs: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`_output` by two kernels, with h for W₁ * x; uninitialised unless it `runs`."""
+    from neural_similarity.ops.halo import launch
+
+    x, weight, bias, first, last, last_bias, gain = given
+    operands = Operands(x, first, x, frame.window, frame.groups)
+    task = launch.make_task(operands) if runs else launch.KernelTask(operands, 0)
+    hidden, norms = task.hidden(frame.eps, frame.factor)
+    operands = task.given._replace(weight=weight)
+    last_bias = gain.new_zeros(len(gain)) if last_bias is None else last_bias
+    y, raw = task._replace(given=operands).predicted(hidden, last, last_bias, gain)
+    return _add_bias(y, bias), hidden, raw, norms
+
+
+def _add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y.add_(bias.to(y.dtype).view(_per_channel(y)))
 
 
 def _gradients(
@@ -161,7 +202,7 @@ def _gradients(
         return [None, of_weight, of_bias, None, None, None, None]
     of_m = of_m.reshape(kept.raw.shape)
     of_gain = (of_m * kept.raw).sum(_positions(of_m)).to(gain.dtype) if needs[6] else None
-    of_raw = (of_m * gain.to(of_m.dtype).view(_per_channel(of_m))).to(kept.raw.dtype)
+    of_raw = (of_m * gain.to(of_m.dtype).view(_per_channel(of_m))).to(given.last.dtype)
     found = _predictor_gradients(of_raw, given, kept, frame, needs)
     for term in found[0]:
         of_x += term
@@ -173,8 +214,8 @@ def _predictor_gradients(
 ) -> tuple[list[Tensor], Tensor | None, Tensor | None, Tensor | None]:
     """Two terms of the gradient of x, if it needs one, and the gradients of W₁, W₂ and b₂."""
     x, _, _, first, last, _, _ = given
-    factors = _factors(kept.norms, frame)
-    hidden = _hidden_map(kept.inner, factors)
+    factors, kernels = _factors(kept.norms, frame), by_kernels(x)
+    hidden = kept.inner if kernels else _hidden_map(kept.inner, factors)
     inside = needs[0] or needs[3]
     of_hidden, of_last, of_bias = _convolution_gradients(
         of_raw, hidden, last, frame.last, (inside, needs[4], needs[5])
@@ -188,6 +229,8 @@ def _predictor_gradients(
     if not needs[0]:
         return [], of_first, of_last, of_bias
     of_factors = (of_scaled * kept.inner).sum(1, keepdim=True)
+    if kernels:  # h is f W₁ * x wherever its gradient is not zero
+        of_factors = of_factors / factors
     return [of_inner, _norm_term(of_factors, x, kept.norms, frame)], of_first, of_last, of_bias
 
 

@@ -1,4 +1,4 @@
-"""The diagonal operator on a Hopper GPU by kernels that load every tile of a map once, with a halo.
+"""Both operators on a Hopper GPU by kernels that load every tile of a map once, with a halo.
 
 For 3×3 kernels with stride 1 and padding 1, channels-last maps of `SIZES` channels in float16 or
 bfloat16. They are CUDA C++ (`*.cu`), compiled by NVRTC at their first use. No GPU has run them yet:
@@ -15,6 +15,8 @@ from neural_similarity.ops.window import Window
 
 SIZES = (32, 64, 128, 256)
 """Numbers of input and output channels."""
+FUSED_SIZES = (32, 64)
+"""Numbers of channels, and of hidden ones, of a layer with its predictor in two kernels."""
 WINDOW = Window((3, 3), (1, 1), (1, 1), (1, 1))
 INDEX_LIMIT = 2**31
 """Of a tensor, so that an index is 32 bits."""
@@ -33,14 +35,15 @@ def use_halo(on: bool = True) -> None:
     _SWITCH["on"] = on
 
 
-def declines_halo(x: Tensor, taps: int) -> str | None:
-    """Why the halo kernels cannot take `x` and a window of `taps` taps, or None."""
+def declines_halo(x: Tensor, taps: int, dtype: torch.dtype | None = None) -> str | None:
+    """Why the halo kernels cannot take `x`, cast to `dtype`, and a window of `taps`, or None."""
+    dtype = dtype or x.dtype
     if not _SWITCH["on"]:
         return "not measured on a GPU yet; `neural_similarity.ops.use_halo()` switches it on"
     if not x.is_cuda:
         return f"the input is on {x.device.type}, not on a GPU"
-    if x.dtype not in _DTYPES:
-        return f"the input is {x.dtype}, neither float16 nor bfloat16"
+    if dtype not in _DTYPES:
+        return f"the input is {dtype}, neither float16 nor bfloat16"
     if x.dim() != 4 or taps != WINDOW.taps:
         return f"the input has {x.dim() - 2} spatial dimensions and {taps} taps, not 2 and 9"
     if x.shape[1] not in SIZES:
@@ -61,15 +64,32 @@ def declines_operands(given: Operands) -> str | None:
         return f"the window is {window}, not 3×3 with stride 1 and padding 1"
     if groups != 1 or m.shape[1] != 1:
         return "the channels are in groups or blocks"
-    if m.dim() > 5:
-        return "M is full, not diagonal"
     if len(weight) not in SIZES:
         return f"there are {len(weight)} outputs, none of {SIZES}"
-    if max(x.numel(), M_PARTS * m.numel(), m.numel() // 9 * len(weight)) >= INDEX_LIMIT:
+    if max(x.numel(), M_PARTS * m.numel(), x.numel() // x.shape[1] * len(weight)) >= INDEX_LIMIT:
         return f"a tensor has {INDEX_LIMIT} numbers or more"
     from neural_similarity.ops.halo import trial
 
-    return trial.kernel_fault(x.device, x.shape[1], len(weight), x.dtype)
+    return trial.kernel_fault(given)
+
+
+def declines_predictor(given: Operands, first: Tensor, last: Tensor, full: bool) -> str | None:
+    """Why the kernels of a layer with its predictor cannot take it, or None; M is not given yet.
+
+    `first` and `last` are the kernels of the predictor's convolutions; x has the type of both.
+    """
+    x, weight, _, window, groups = given
+    if window != WINDOW or last.shape[2:] != WINDOW.kernel_size or groups != 1:
+        return "a window is not 3×3 with stride 1 and padding 1, or channels are in groups"
+    if full:
+        return "M is full, not diagonal"
+    if not {x.shape[1], len(first)} <= set(FUSED_SIZES) or len(weight) not in SIZES:
+        return f"{x.shape[1]} channels or {len(first)} hidden ones are none of {FUSED_SIZES}"
+    if x.numel() // x.shape[1] * max(SIZES) >= INDEX_LIMIT:
+        return f"a tensor could have {INDEX_LIMIT} numbers or more"
+    from neural_similarity.ops.halo import trial
+
+    return trial.predictor_fault(x, len(weight), len(first))
 
 
 class Halo:

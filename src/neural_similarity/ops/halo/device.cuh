@@ -75,15 +75,18 @@ DEVICE u32 pack(float low, float high) {
   return v;
 }
 
-// wgmma: sums (64 × n, float32) += A (64 × 16)·B (16 × n), n = 32 or 64. Thread t of the group has
+// wgmma: sums (64 × n, float32) += A (64 × 16)·B (16 × n), n = 16, 32 or 64. Thread t of the group has
 // the sums of rows 16·(t/32) + t%32/4 (+ 8 for j/2 odd) and columns 8·(j/4) + 2·(t%4) + j%2.
 #define SUMS8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
                  "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define SUMS16 SUMS8(0)
 #define SUMS32 SUMS8(0), SUMS8(8)
 #define SUMS64 SUMS8(0), SUMS8(8), SUMS8(16), SUMS8(24)
-#define NAMES16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define NAMES32 "{" NAMES16 "}"
-#define NAMES64 "{" NAMES16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define FIRST8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define FIRST16 FIRST8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define NAMES16 "{" FIRST8 "}"
+#define NAMES32 "{" FIRST16 "}"
+#define NAMES64 "{" FIRST16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define WGMMA(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." TYPE "." TYPE " " NAMES##n ", "
 
 // Both operands by their descriptors; B has 8 adjacent numbers along its columns with BY_COLUMN,
@@ -95,6 +98,7 @@ DEVICE u32 pack(float low, float high) {
                  ", p, 1, 1, 0, " by ";}"                                                          \
                  : SUMS##n : "l"(left), "l"(right), "r"((int)sum), "n"((int)BY_COLUMN));           \
   }
+SHARED_PRODUCT(16, "%8", "%9", "%10", "%11")
 SHARED_PRODUCT(32, "%16", "%17", "%18", "%19")
 SHARED_PRODUCT(64, "%32", "%33", "%34", "%35")
 
@@ -104,6 +108,7 @@ SHARED_PRODUCT(64, "%32", "%33", "%34", "%35")
     asm volatile(WGMMA(n) a ", " b ", 1, 1, 1, 1;"                                                 \
                  : SUMS##n : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));  \
   }
+REGISTER_PRODUCT(16, "{%8,%9,%10,%11}", "%12")
 REGISTER_PRODUCT(32, "{%16,%17,%18,%19}", "%20")
 REGISTER_PRODUCT(64, "{%32,%33,%34,%35}", "%36")
 

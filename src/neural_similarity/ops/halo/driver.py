@@ -9,6 +9,7 @@ from torch import Tensor
 
 from neural_similarity.ops.halo.compiling import kernel_code
 
+Argument = Tensor | int | float
 _DYNAMIC_SHARED_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
@@ -19,7 +20,7 @@ def launch_kernel(
     grid: tuple[int, int],
     threads: int,
     shared_bytes: int,
-    arguments: Sequence[Tensor | int],
+    arguments: Sequence[Argument],
 ) -> None:
     """Run a kernel of `definitions` on the current stream of its first tensor's device.
 
@@ -36,15 +37,18 @@ def launch_kernel(
     )  # fmt: skip
 
 
-def argument_pointers(arguments: Sequence[Tensor | int]) -> ctypes.Array[ctypes.c_void_p]:
+def argument_pointers(arguments: Sequence[Argument]) -> ctypes.Array[ctypes.c_void_p]:
     """The addresses of a kernel's arguments: those of tensors, and numbers of 32 bits."""
-    values = [
-        ctypes.c_void_p(one.data_ptr()) if isinstance(one, Tensor) else ctypes.c_int(one)
-        for one in arguments
-    ]
+    values = [_plain_value(one) for one in arguments]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     pointers._values = values  # type: ignore[attr-defined]  # they live as long
     return pointers
+
+
+def _plain_value(argument: Argument) -> ctypes._SimpleCData:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
 
 
 @cache

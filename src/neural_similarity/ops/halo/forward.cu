@@ -3,11 +3,12 @@
 // Blocks: tiles of positions, 64 (or all 32) outputs.
 #include "device.cuh"
 #include "tile.cuh"
-constexpr int DEPTH = CHANNELS, COLUMNS = OUTPUTS;
+constexpr int DEPTH = CHANNELS, COLUMNS = OUTPUTS, SLICE_MOST = 64;
 constexpr bool MIRRORED = false;
+#include "weights.cuh"
 #include "taps.cuh"
 
-using M = Similarities<0, TILE, 0>;
+using M = Similarities<TAPS, 0>;
 
 KERNEL(THREADS) forward(const u16 *x, const u16 *w, const float *m, u16 *y, int images, int height,
                         int width) {
@@ -25,11 +26,14 @@ KERNEL(THREADS) forward(const u16 *x, const u16 *w, const float *m, u16 *y, int 
 #pragma unroll
         for (int j = 0; j < WIDTH / 2; j++) total[j] = 0;
       },
-      [&](int tap, float (&sums)[WIDTH / 2], const float *own_m) {
-        float upper = own_m[M::at(row, lane / 4) + tap];
-        float lower = own_m[M::at(row + 1, lane / 4) + tap];
+      [&](Tile, auto slice, bool) {
+        const float *own_m = (const float *)slice.own;
+        each_tap(slice, [&](int tap, float (&sums)[WIDTH / 2]) {
+          float upper = own_m[M::at(row, lane / 4) + tap];
+          float lower = own_m[M::at(row + 1, lane / 4) + tap];
 #pragma unroll
-        for (int j = 0; j < WIDTH / 2; j++) total[j] += (j / 2 % 2 ? lower : upper) * sums[j];
+          for (int j = 0; j < WIDTH / 2; j++) total[j] += (j / 2 % 2 ? lower : upper) * sums[j];
+        });
       },
       [&](Tile tile, unsigned char *stage, int group) {
         u16 *columns = y + column_index() * WIDTH;

@@ -4,11 +4,12 @@
 // dm (blocks of channels, n, h, w, 9), to be added up. Blocks: tiles of pixels, 64 (or 32) channels.
 #include "device.cuh"
 #include "tile.cuh"
-constexpr int DEPTH = OUTPUTS, COLUMNS = CHANNELS;
+constexpr int DEPTH = OUTPUTS, COLUMNS = CHANNELS, SLICE_MOST = 64;
 constexpr bool MIRRORED = true;
+#include "weights.cuh"
 #include "taps.cuh"
 
-using M = Similarities<1, 16, 4>; // from column -4 on, where copies of 16 bytes are aligned
+using M = Similarities<TAPS, 1>;
 
 // Of pixel (row, column) and tap (down, right): the position that sees it there has this gradient.
 // Where the pixel's own tap is outside the map nobody sees one, and its gradient is zero.
@@ -49,19 +50,22 @@ KERNEL(THREADS) gradients(const u16 *grad, const u16 *w, const float *m, const u
 #pragma unroll
         for (int u = 0; u < 3; u++) upper_m[u] = lower_m[u] = 0;
       },
-      [&](int tap, float (&sums)[WIDTH / 2], const float *own_m) {
-        int down = row + 1 - tap / 3, right = column + 1 - tap % 3;
-        float upper = own_m[M::at(down, right) + tap], lower = own_m[M::at(down + 1, right) + tap];
-        float upper_sum = 0, lower_sum = 0;
+      [&](Tile, auto slice, bool) {
+        const float *own_m = (const float *)slice.own;
+        each_tap(slice, [&](int tap, float (&sums)[WIDTH / 2]) {
+          int down = row + 1 - tap / 3, right = column + 1 - tap % 3;
+          float upper = own_m[M::at(down, right) + tap];
+          float lower = own_m[M::at(down + 1, right) + tap], upper_sum = 0, lower_sum = 0;
 #pragma unroll
-        for (int j = 0; j < WIDTH / 2; j++) {
-          float value = j % 2 ? high(own_x[j / 2]) : low(own_x[j / 2]);
-          total[j] += (j / 2 % 2 ? lower : upper) * sums[j];
-          (j / 2 % 2 ? lower_sum : upper_sum) += sums[j] * value;
-        }
-        upper_sum = quad_sum(upper_sum), lower_sum = quad_sum(lower_sum);
-        upper_m[tap / 4] += lane % 4 == tap % 4 ? upper_sum : 0;
-        lower_m[tap / 4] += lane % 4 == tap % 4 ? lower_sum : 0;
+          for (int j = 0; j < WIDTH / 2; j++) {
+            float value = j % 2 ? high(own_x[j / 2]) : low(own_x[j / 2]);
+            total[j] += (j / 2 % 2 ? lower : upper) * sums[j];
+            (j / 2 % 2 ? lower_sum : upper_sum) += sums[j] * value;
+          }
+          upper_sum = quad_sum(upper_sum), lower_sum = quad_sum(lower_sum);
+          upper_m[tap / 4] += lane % 4 == tap % 4 ? upper_sum : 0;
+          lower_m[tap / 4] += lane % 4 == tap % 4 ? lower_sum : 0;
+        });
       },
       [&](Tile tile, unsigned char *stage, int group) {
 #pragma unroll

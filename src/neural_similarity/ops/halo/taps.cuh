@@ -1,42 +1,15 @@
-// Products of a tile's halo with every tap of the kernel, for the forward pass and the gradients
-// of x and M. The including file sets DEPTH, the channels that are summed over, COLUMNS, those of
-// the result, and MIRRORED: tap t of position p is its pixel p + t, or p - t.
+// Products of a tile's halo with every tap of the kernel.
 //
 // Blocks stay and take one tile after another: a warpgroup a tile, WIDTH columns of the result.
 //
-//     | weights: 9 taps × SLICE × WIDTH | per warpgroup: halo 0 | halo 1 | M 0 | M 1 |
+//     | weights: 9 taps × SLICE × WIDTH | per warpgroup: halo 0 | halo 1 | own 0 | own 1 |
 //
 // With up to 64 channels the weights are loaded once. More go in slices of 64: the three rows of
 // taps are three places, and a row of the next slice is loaded when the row in its place is used.
-// A tap's kernel lies as [chunk of 8 input channels][filter][channel], which wgmma reads by rows
-// where input channels are summed over, and by columns where filters are.
-constexpr int SLICE = DEPTH < 64 ? DEPTH : 64, SLICES = DEPTH / SLICE;
-constexpr int WIDTH = COLUMNS < 64 ? COLUMNS : 64;
 constexpr bool STREAMED = SLICES > 1;
-constexpr int FILTERS = MIRRORED ? SLICE : WIDTH, INPUTS = MIRRORED ? WIDTH : SLICE;
-constexpr int KERNEL_CHUNK = FILTERS * PIECE, TAP = INPUTS / 8 * KERNEL_CHUNK;
-constexpr int ROW_OF_TAPS = 3 * TAP, WEIGHTS = 3 * ROW_OF_TAPS, THREADS = WARPGROUP * GROUPS;
-constexpr int KERNEL_STEP = MIRRORED ? 2 * 8 * PIECE : 2 * KERNEL_CHUNK; // 16 further numbers of k
 constexpr int HALO = SLICE / 8 * CHUNK;
 constexpr int BUFFER = HALO > Stage<WIDTH>::BYTES ? HALO : Stage<WIDTH>::BYTES;
-static_assert(!STREAMED || ROW_OF_TAPS / PIECE % THREADS == 0, "a branch would stall products");
-
-// Kernel taps of one row, from w (OUTPUTS, 9, CHANNELS). Of a warp, 16 threads take neighbouring
-// filters, whose places are neighbours, and 16 the other half of the same 32 bytes. With twelve
-// warps a thread's copies differ by their chunks alone.
-DEVICE void load_row(u32 weights, const u16 *w, int row, int slice) {
-  int columns = column_index() * WIDTH, depth = slice * SLICE;
-  w += (MIRRORED ? depth : columns) * TAPS * CHANNELS + (MIRRORED ? columns : depth);
-#pragma unroll
-  for (int i = 0; i < (ROW_OF_TAPS / PIECE + THREADS - 1) / THREADS; i++) {
-    int lane = thread_index() % 32, part = thread_index() / 32 + i * (THREADS / 32);
-    int tap = 3 * row + part % 3, filter = lane % 16 + part / 3 % (FILTERS / 16) * 16;
-    int chunk = lane / 16 + part / (3 * FILTERS / 16) * 2;
-    if (STREAMED || chunk < INPUTS / 8)
-      copy<PIECE>(weights + tap * TAP + chunk * KERNEL_CHUNK + filter * PIECE,
-                  w + (filter * TAPS + tap) * CHANNELS + chunk * 8, true);
-  }
-}
+static_assert(!STREAMED || EVEN, "a branch would stall products");
 
 DEVICE void start_tap(float (&sums)[WIDTH / 2], u64 halo, u64 kernel, int tap) {
   int seen = MIRRORED ? TAPS - 1 - tap : tap, pixel = seen / 3 * SIDE + seen % 3;
@@ -48,16 +21,15 @@ DEVICE void start_tap(float (&sums)[WIDTH / 2], u64 halo, u64 kernel, int tap) {
   product_commit();
 }
 
-// use(tap, sums) for every tap, while the next tap's product is under way.
-template <class Before, class Use>
-DEVICE void each_tap(u64 halo, u64 kernel, Before before_row, Use use) {
+// use(tap, sums) for every tap of a slice, while the next tap's product is under way.
+template <class Slice, class Use> DEVICE void each_tap(Slice slice, Use use) {
   float sums[2][WIDTH / 2];
-  start_tap(sums[0], halo, kernel, 0);
+  start_tap(sums[0], slice.halo, slice.kernel, 0);
 #pragma unroll
   for (int tap = 0; tap < TAPS; tap++) {
     if (tap < TAPS - 1) {
-      if (tap % 3 == 2) before_row(tap / 3 + 1);
-      start_tap(sums[(tap + 1) & 1], halo, kernel, tap + 1);
+      if (tap % 3 == 2) slice.before_row(tap / 3 + 1);
+      start_tap(sums[(tap + 1) & 1], slice.halo, slice.kernel, tap + 1);
       product_wait<1>();
     } else product_wait<0>();
     settle(sums[tap & 1]);
@@ -65,22 +37,32 @@ DEVICE void each_tap(u64 halo, u64 kernel, Before before_row, Use use) {
   }
 }
 
-// fetch(tile, slice, halo, m) starts the copies of a slice (M with the first), begin(tile) and
-// use(tap, sums, m) take a tile's products, end(tile, memory for the stage) stores its results.
-template <int M_BYTES, class Fetch, class Begin, class Use, class End>
+// A slice of a tile in shared memory: `halo` and `kernel` are descriptors, `pixels` is the halo's
+// memory and `own` the tile's further one. `before_row(i)` is due before products of row i > 0.
+template <class Before> struct Slice {
+  int index;
+  u64 halo, kernel;
+  unsigned char *pixels, *own;
+  Before before_row;
+};
+template <class Before> Slice(int, u64, u64, unsigned char *, unsigned char *, Before) -> Slice<Before>;
+
+// fetch(tile, slice, halo, own) starts the copies of a slice, OWN_BYTES of the tile's own with the
+// first; begin(tile, there) and use(tile, slice, there) take its products, end(tile, memory for the stage,
+// group) stores its results.
+template <int OWN_BYTES, class Fetch, class Begin, class Use, class End>
 DEVICE void each_tile(unsigned char *memory, const u16 *w, Map map, Fetch fetch, Begin begin,
                       Use use, End end) {
-  constexpr int OWN = 2 * BUFFER + 2 * M_BYTES;
-  int group = warp_uniform(thread_index() / WARPGROUP), offset = WEIGHTS + group * OWN;
+  constexpr int GROUP_BYTES = 2 * BUFFER + 2 * OWN_BYTES;
+  int group = warp_uniform(thread_index() / WARPGROUP), offset = WEIGHTS + group * GROUP_BYTES;
   int tiles = tile_count(map), step = block_count() * GROUPS;
   int i = block_index() * GROUPS + group, buffer = 0, turn = 0;
-  u32 weights = shared_address(memory), own = weights + offset, own_m = own + 2 * BUFFER;
-  u64 kernel = MIRRORED ? descriptor(weights, 8 * PIECE, KERNEL_CHUNK)
-                        : descriptor(weights, KERNEL_CHUNK, 8 * PIECE);
+  u32 weights = shared_address(memory), halos = weights + offset, owns = halos + 2 * BUFFER;
+  u64 kernel = kernel_descriptor(weights);
 #pragma unroll
   for (int row = 0; row < (STREAMED ? 1 : 3); row++) load_row(weights, w, row, 0);
   Tile next = tile_at(i, map);
-  if (i < tiles) fetch(next, 0, own, own_m);
+  if (i < tiles) fetch(next, 0, halos, owns);
   copy_commit();
   copy_wait<0>();
   proxy_fence();
@@ -105,22 +87,22 @@ DEVICE void each_tile(unsigned char *memory, const u16 *w, Map map, Fetch fetch,
       bool last = slice == SLICES - 1;
       int next_slice = last ? 0 : slice + 1;
       if ((last ? i + step : i) < tiles)
-        fetch(last ? next : tile, next_slice, own + (buffer ^ 1) * BUFFER,
-              own_m + (turn ^ 1) * M_BYTES);
+        fetch(last ? next : tile, next_slice, halos + (buffer ^ 1) * BUFFER,
+              owns + (turn ^ 1) * OWN_BYTES);
       copy_commit();
-      const float *m = (const float *)(memory + offset + 2 * BUFFER + turn * M_BYTES);
-      each_tap(
-          descriptor(own + buffer * BUFFER, CHUNK, ROW_OF_PIXELS), kernel,
-          [&](int row) {
-            if (!STREAMED) return;
-            if (row == 1) copy_wait<2>(); // all but row 2 and the next halo
-            else copy_wait<1>();
-            proxy_fence();
-            block_sync();
-            if (row == 2) load_row(weights, w, 0, next_slice);
-            if (row == 2) copy_commit();
-          },
-          [&](int tap, float (&sums)[WIDTH / 2]) { use(tap, sums, m); });
+      auto before_row = [&](int row) {
+        if (!STREAMED) return;
+        if (row == 1) copy_wait<2>(); // all but row 2 and the next halo
+        else copy_wait<1>();
+        proxy_fence();
+        block_sync();
+        if (row == 2) load_row(weights, w, 0, next_slice);
+        if (row == 2) copy_commit();
+      };
+      use(tile, Slice{slice, descriptor(halos + buffer * BUFFER, CHUNK, ROW_OF_PIXELS), kernel,
+                      memory + offset + buffer * BUFFER,
+                      memory + offset + 2 * BUFFER + turn * OWN_BYTES, before_row},
+          i < tiles);
     }
     if (i < tiles) end(tile, memory + offset + (buffer ^ 1) * BUFFER, group);
   }

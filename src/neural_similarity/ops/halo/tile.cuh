@@ -14,6 +14,7 @@
 // the next 8 columns) one chunk on. Pixels outside the map are zero.
 constexpr int TAPS = 9, TILE = 8, SIDE = TILE + 2, ROWS = TILE * TILE;
 constexpr int PIECE = 16, ROW_OF_PIXELS = SIDE * PIECE, CHUNK = (SIDE * SIDE + 1) * PIECE;
+constexpr int TILE_CHUNK = (ROWS + 1) * PIECE; // of a tile without a halo
 constexpr int WARPGROUP = 128;
 
 struct Map { int images, height, width; };
@@ -53,33 +54,55 @@ DEVICE void load_halo(u32 to, const u16 *maps, Tile tile, Map map, int thread) {
   }
 }
 
-// M (n, h, w, 9) around a tile, in rows of `PITCH` columns from BEFORE columns before it. Copies
-// are of 16 bytes where all rows of M are aligned to that, else of the 4 bytes of a number.
-template <int RING, int PITCH, int BEFORE> struct Similarities {
-  static constexpr int HEIGHT = TILE + 2 * RING, BYTES = HEIGHT * PITCH * TAPS * 4;
+// The tile without its halo: positions × 8, by chunks.
+template <int PIXEL, int CHUNKS>
+DEVICE void load_tile(u32 to, const u16 *maps, Tile tile, Map map, int thread) {
+#pragma unroll
+  for (int k = thread; k < ROWS * CHUNKS; k += WARPGROUP) {
+    int chunk = k % CHUNKS, position = k / CHUNKS;
+    int row = tile.row + position / TILE, column = tile.column + position % TILE;
+    bool there = row < map.height && column < map.width;
+    int from = pixel_index(tile.image, row, column, map) * PIXEL + chunk * 8;
+    copy<PIECE>(to + chunk * TILE_CHUNK + position * PIECE, maps + (there ? from : 0), there);
+  }
+}
+
+// M (n, h, w, ENTRIES) at a tile and RING pixels around it. Copies are of 16 bytes where all rows of
+// M are aligned to that, else of the 4 bytes of a number. A ring begins one column before the tile,
+// 4 columns before which a piece begins: of the row from there, pieces from FIRST on are copied.
+template <int ENTRIES, int RING> struct Similarities {
+  static constexpr int HEIGHT = TILE + 2 * RING, SKIPPED = RING ? 3 * ENTRIES : 0;
+  static constexpr int FIRST = SKIPPED / 4, OFFSET = SKIPPED % 4, NUMBERS = HEIGHT * ENTRIES;
+  static constexpr int PIECES = (OFFSET + NUMBERS + 3) / 4;
+  static constexpr int PITCH = ((PIECES + 1) / 2 | 1) * 8; // so that four rows are in different banks
+  static constexpr int BYTES = HEIGHT * PITCH * 4;
 
   template <int SIZE>
-  static DEVICE void load_pieces(u32 to, const float *m, Tile tile, Map map, int piece) {
-    constexpr int SKIP = SIZE == 4 ? BEFORE - RING : 0, WIDE = SIZE == 4 ? TILE + 2 * RING : PITCH;
-    if (piece >= WIDE * TAPS * 4 / SIZE) return;
-    int number = (tile.column - BEFORE + SKIP) * TAPS + piece * (SIZE / 4);
-    int from = pixel_index(tile.image, tile.row - RING, 0, map) * TAPS + number;
-    to += SKIP * TAPS * 4 + piece * SIZE;
+  static DEVICE void load_pieces(u32 to, const float *m, Tile tile, Map map, int thread) {
+    constexpr int COUNT = SIZE == 4 ? NUMBERS : PIECES;
+    int begin = (tile.column - RING) * ENTRIES - (SIZE == 4 ? 0 : OFFSET);
+    int rows = pixel_index(tile.image, tile.row - RING, 0, map) * ENTRIES;
+    to += SIZE == 4 ? OFFSET * 4 : 0;
 #pragma unroll
-    for (int i = 0; i < HEIGHT; i++, from += map.width * TAPS) {
-      bool there = within(number, map.width * TAPS) && within(tile.row - RING + i, map.height);
-      copy<SIZE>(to + i * PITCH * TAPS * 4, m + (there ? from : 0), there);
+    for (int piece = thread; piece < COUNT; piece += WARPGROUP) {
+      int number = begin + piece * (SIZE / 4), from = rows + number;
+#pragma unroll
+      for (int i = 0; i < HEIGHT; i++, from += map.width * ENTRIES) {
+        bool there = within(number, map.width * ENTRIES) && within(tile.row - RING + i, map.height);
+        copy<SIZE>(to + i * PITCH * 4 + piece * SIZE, m + (there ? from : 0), there);
+      }
     }
   }
   static DEVICE void load(u32 to, const float *m, Tile tile, Map map, int thread) {
-    int piece = WARPGROUP - 1 - thread; // the last threads have no part of the halo
-    if (map.width % 4 == 0) load_pieces<16>(to, m, tile, map, piece);
-    else load_pieces<4>(to, m, tile, map, piece);
+    thread = WARPGROUP - 1 - thread; // the last threads have no part of the halo
+    if (map.width % 4 == 0) load_pieces<16>(to, m, tile, map, thread);
+    else load_pieces<4>(to, m, tile, map, thread);
   }
   // The index of M for a position of the tile, or of its ring.
   static DEVICE int at(int row, int column) {
-    return ((row + RING) * PITCH + column + BEFORE) * TAPS;
+    return (row + RING) * PITCH + (column + RING) * ENTRIES + OFFSET;
   }
+  static constexpr DEVICE int step(int tap) { return (tap / 3 - 1) * PITCH + (tap % 3 - 1) * ENTRIES; }
 };
 
 // The sums of a warpgroup as rows of 16 bytes by way of shared memory, in PITCH bytes a position.

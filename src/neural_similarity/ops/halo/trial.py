@@ -1,7 +1,11 @@
 """Whether the kernels compute what the operator means, on this GPU and for these channels."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from neural_similarity.ops.halo import WINDOW, launch
 from neural_similarity.ops.operands import Operands
@@ -10,15 +14,14 @@ SIZE, BATCH = (11, 18), 2
 """Of the maps: ragged tiles, and several for each group of few blocks."""
 FEW = 2
 """Multiprocessors of the first run."""
-_FAULTS: dict[tuple[torch.device, int, int, torch.dtype], str | None] = {}
+_FAULTS: dict[tuple, str | None] = {}
 """What `find_fault` found."""
 
 
-def kernel_fault(
-    device: torch.device, channels: int, outputs: int, dtype: torch.dtype
-) -> str | None:
-    """Why the kernels cannot be trusted, or None; found out once per GPU, channels and type."""
-    key = device, channels, outputs, dtype
+def kernel_fault(given: Operands) -> str | None:
+    """Why the kernels cannot be trusted, or None; found out once per GPU, channels, type and M."""
+    x, weight, m, *_ = given
+    key = x.device, x.shape[1], len(weight), x.dtype, m.dim() > 5
     if key not in _FAULTS:
         if torch.cuda.is_current_stream_capturing():
             return "they are untried here, and a graph is being captured"
@@ -26,9 +29,11 @@ def kernel_fault(
     return _FAULTS[key]
 
 
-def find_fault(device: torch.device, channels: int, outputs: int, dtype: torch.dtype) -> str | None:
+def find_fault(
+    device: torch.device, channels: int, outputs: int, dtype: torch.dtype, full: bool
+) -> str | None:
     """Run the kernels on few and on all multiprocessors, and compare with the definition."""
-    given, grad = trial_operands(device, channels, outputs, dtype)
+    given, grad = trial_operands(device, channels, outputs, dtype, full)
     task = launch.make_task(given)
     try:
         few = kernel_results(task._replace(multiprocessors=FEW), grad)
@@ -44,6 +49,7 @@ def trial_operands(
     channels: int,
     outputs: int,
     dtype: torch.dtype,
+    full: bool,
     size: tuple[int, int] = SIZE,
 ) -> tuple[Operands, Tensor]:
     """Random operands, and a gradient of y."""
@@ -55,8 +61,9 @@ def trial_operands(
 
     x, grad = maps(BATCH, channels, *size), maps(BATCH, outputs, *size)
     weight = maps(outputs, channels, 3, 3) / channels**0.5
-    m = maps(BATCH, 9, *size, dtype=torch.float32)
-    return Operands(x, weight, m.unsqueeze(1), WINDOW, 1), grad
+    m = maps(BATCH, 81 if full else 9, *size, dtype=torch.float32)
+    taps = (9, 9) if full else (9,)
+    return Operands(x, weight, m.unflatten(1, (1, *taps)), WINDOW, 1), grad
 
 
 def kernel_results(task: launch.KernelTask, grad: Tensor) -> list[Tensor]:
@@ -66,19 +73,24 @@ def kernel_results(task: launch.KernelTask, grad: Tensor) -> list[Tensor]:
 
 def true_results(given: Operands, grad: Tensor) -> list[Tensor]:
     """The same by the operator's eager form, in float64."""
-    operators = torch.ops.neural_similarity
+    name, operators = "full" if given.m.dim() > 5 else "diagonal", torch.ops.neural_similarity
     operands = [tensor.double() for tensor in given[:3]]
     arguments = *operands, WINDOW.stride, WINDOW.padding, WINDOW.dilation, given.groups, "eager"
     needs = (True, True, True)
     return [
-        operators.diagonal_conv(*arguments),
-        *operators.diagonal_conv_backward(grad.double(), *arguments, needs),
+        getattr(operators, f"{name}_conv")(*arguments),
+        *getattr(operators, f"{name}_conv_backward")(grad.double(), *arguments, needs),
     ]
 
 
-def compare_results(few: list[Tensor], many: list[Tensor], truth: list[Tensor]) -> str | None:
+def compare_results(
+    few: list[Tensor],
+    many: list[Tensor],
+    truth: list[Tensor],
+    names: Sequence[str] = ("y", "dx", "dW", "dM"),
+) -> str | None:
     """Why results are wrong, or None: errors beyond rounding, or bits that change with the grid."""
-    for name, one, other, true in zip(("y", "dx", "dW", "dM"), few, many, truth, strict=True):
+    for name, one, other, true in zip(names, few, many, truth, strict=True):
         error = float((one.double() - true).norm() / true.norm())
         if not error <= torch.finfo(few[0].dtype).eps:  # NaN is an error
             return f"{name} differs from the eager form in float64 by {error:.1e} here"
@@ -86,3 +98,78 @@ def compare_results(few: list[Tensor], many: list[Tensor], truth: list[Tensor]) 
         if name != "dW" and not torch.equal(one, other):
             return f"{name} differs between two runs here"
     return None
+
+
+def predictor_fault(x: Tensor, outputs: int, hidden: int) -> str | None:
+    """As `kernel_fault`, of the kernels that predict M."""
+    key = x.device, x.shape[1], outputs, x.dtype, hidden
+    if key not in _FAULTS:
+        if torch.cuda.is_current_stream_capturing():
+            return "they are untried here, and a graph is being captured"
+        _FAULTS[key] = find_predictor_fault(*key)
+    return _FAULTS[key]
+
+
+def find_predictor_fault(
+    device: torch.device, channels: int, outputs: int, dtype: torch.dtype, hidden: int
+) -> str | None:
+    """Run the kernels on few and on all multiprocessors, and compare with float64."""
+    parts = predictor_parts(device, channels, outputs, dtype, hidden)
+    try:
+        task = launch.make_task(parts.given)
+        few, many = (predictor_results(parts, count) for count in (FEW, task.multiprocessors))
+        names = "h", "norms", "y", "raw"
+        return compare_results(few, many, true_predictor_results(parts), names)
+    except (RuntimeError, OSError) as error:
+        words = str(error).strip().partition("\n")[0]
+        return f"they do not run here: {words}"
+
+
+class PredictorParts(NamedTuple):
+    """A layer's operands, without M, and the tensors that predict it."""
+
+    given: Operands
+    first: Tensor
+    last: Tensor
+    bias: Tensor
+    gain: Tensor
+
+
+EPS, FACTOR = 1e-4, 8.0
+
+
+def predictor_parts(
+    device: torch.device, channels: int, outputs: int, dtype: torch.dtype, hidden: int
+) -> PredictorParts:
+    """Random ones."""
+    given, _ = trial_operands(device, channels, outputs, dtype, full=False)
+    generator = torch.Generator().manual_seed(1)
+
+    def numbers(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    first = numbers(hidden, channels, 3, 3) / channels**0.5
+    last, bias = numbers(9, hidden, 3, 3) / hidden**0.5, numbers(9)
+    return PredictorParts(given, first, last, bias, numbers(9, dtype=torch.float32))
+
+
+def predictor_results(parts: PredictorParts, multiprocessors: int) -> list[Tensor]:
+    """The hidden map, the norms, y and the raw numbers."""
+    given, first, last, bias, gain = parts
+    task = launch.KernelTask(given._replace(weight=first), multiprocessors)
+    maps, norms = task.hidden(EPS, FACTOR)
+    return [maps, norms, *task._replace(given=given).predicted(maps, last, bias, gain)]
+
+
+def true_predictor_results(parts: PredictorParts) -> list[Tensor]:
+    """The same by torch, in float64."""
+    given, first, last, bias, gain = parts
+    x, weight, first, last, bias, gain = (
+        t.double() for t in (given.x, given.weight, first, last, bias, gain)
+    )
+    norms = (F.conv2d(x.square().sum(1, True), x.new_ones(1, 1, 3, 3), padding=1) + EPS).sqrt()
+    maps = F.relu(F.conv2d(x, first, padding=1) * FACTOR / norms)
+    raw = F.conv2d(maps, last, bias, padding=1)
+    m = (1 + gain.view(-1, 1, 1) * raw).unsqueeze(1)
+    operands = x, weight, m, WINDOW.stride, WINDOW.padding, WINDOW.dilation, 1, "eager"
+    return [maps, norms, torch.ops.neural_similarity.diagonal_conv(*operands), raw]

@@ -11,21 +11,9 @@
 #include "device.cuh"
 #include "tile.cuh"
 constexpr int HEIGHT = OUTPUTS < 64 ? OUTPUTS : 64, WIDTH = CHANNELS < 64 ? CHANNELS : 64;
-constexpr int OUTGOING = HEIGHT / 8, GRAD_CHUNK = (ROWS + 1) * PIECE, HALO = WIDTH / 8 * CHUNK;
-constexpr int GRAD = OUTGOING * GRAD_CHUNK;
-using M = Similarities<0, TILE, 0>;
+constexpr int OUTGOING = HEIGHT / 8, GRAD = OUTGOING * TILE_CHUNK, HALO = WIDTH / 8 * CHUNK;
+using M = Similarities<TAPS, 0>;
 constexpr int BUFFER = HALO + GRAD + M::BYTES;
-
-DEVICE void load_grad(u32 to, const u16 *grad, Tile tile, Map map, int thread) {
-#pragma unroll
-  for (int k = thread; k < ROWS * OUTGOING; k += WARPGROUP) {
-    int chunk = k % OUTGOING, position = k / OUTGOING;
-    int row = tile.row + position / TILE, column = tile.column + position % TILE;
-    bool there = row < map.height && column < map.width;
-    int from = pixel_index(tile.image, row, column, map) * OUTPUTS + chunk * 8;
-    copy<PIECE>(to + chunk * GRAD_CHUNK + position * PIECE, grad + (there ? from : 0), there);
-  }
-}
 
 KERNEL(3 * WARPGROUP) weight_gradient(const u16 *grad, const u16 *x, const float *m, float *parts,
                                       int images, int height, int width) {
@@ -40,7 +28,7 @@ KERNEL(3 * WARPGROUP) weight_gradient(const u16 *grad, const u16 *x, const float
     if (i < tiles) {
       Tile tile = tile_at(i, map);
       if (group == 0) load_halo<CHANNELS, WIDTH / 8>(to, x + channel, tile, map, thread);
-      if (group == 1) load_grad(to + HALO, grad + output, tile, map, thread);
+      if (group == 1) load_tile<OUTPUTS, OUTGOING>(to + HALO, grad + output, tile, map, thread);
       if (group == 2) M::load(to + HALO + GRAD, m, tile, map, thread);
     }
     copy_commit();
@@ -56,13 +44,13 @@ KERNEL(3 * WARPGROUP) weight_gradient(const u16 *grad, const u16 *x, const float
     proxy_fence();
     block_sync(); // this tile is there, and all have used the last one
     fetch(i + block_count(), base + (buffer ^ 1) * BUFFER);
-    u32 at = base + buffer * BUFFER, own = at + HALO + warp * 2 % OUTGOING * GRAD_CHUNK;
+    u32 at = base + buffer * BUFFER, own = at + HALO + warp * 2 % OUTGOING * TILE_CHUNK;
     u64 halo = descriptor(at + group * ROW_OF_PIXELS, ROW_OF_PIXELS, CHUNK);
     const float *own_m = (const float *)(memory + buffer * BUFFER + HALO + GRAD) + group * 3;
 #pragma unroll
     for (int k = 0; k < ROWS / 16; k++) { // two rows of the tile
       u32 raw[4], left[3][4], rows = own + k * 16 * PIECE, next = rows + 8 * PIECE;
-      load_transposed(raw, rows, rows + GRAD_CHUNK, next, next + GRAD_CHUNK);
+      load_transposed(raw, rows, rows + TILE_CHUNK, next, next + TILE_CHUNK);
 #pragma unroll
       for (int u = 0; u < 3; u++)
 #pragma unroll

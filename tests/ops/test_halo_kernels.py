@@ -1,0 +1,270 @@
+"""The halo kernels, which no GPU has run, by an emulator and by a compiler."""
+
+import itertools
+from importlib.util import find_spec
+
+import pytest
+import torch
+from disassembly import loop_lengths, resource_usage
+from emulated_halo import SOURCES, Emulator, needs_gxx
+from kernel_laws import KINDS, Case, check
+from problems import Problem
+
+from neural_similarity.ops.halo import FUSED_SIZES, SIZES, compiling, launch, trial
+
+HALF = torch.bfloat16
+REGISTERS = 65536
+"""Of a multiprocessor of sm_90."""
+INSTRUCTIONS = {
+    "forward": (945,),
+    "gradients": (1680,),
+    "weight_gradient": (790,),
+    "hidden": (1150,),
+    "predicted": (1100,),
+    "full_forward": (260, 550),
+    "full_gradient": (260, 550),
+    "full_m_gradient": (1600,),
+    "full_weight_gradient": (260, 1450),
+}
+"""The most of each inner loop, of 64 × 64 channels: over tiles 105, 187 and 263 a warp and tap; of
+a full M over three taps of a mixture, then over units of channels, rows of taps, or tiles."""
+CONFIGURATIONS = list(itertools.product(SIZES, SIZES, (torch.bfloat16, torch.float16)))
+FEW = [(64, 64, HALF), (32, 32, torch.float16), (128, 256, HALF), (256, 32, torch.float16)]
+needs_nvrtc = pytest.mark.skipif(
+    isinstance(compiling.load_compiler(), str) or find_spec("triton") is None,
+    reason="needs NVRTC, of torch's packages for CUDA, and the disassembler in Triton's",
+)
+
+
+CASES = [
+    (64, 64, (9, 17), HALF),  # ragged, and rows of M that 16 bytes do not divide
+    (32, 32, (12, 8), torch.float16),
+    (128, 32, (7, 4), HALF),  # slices of weights forward
+    (32, 128, (10, 8), torch.float16),  # and backward; two blocks of columns
+]
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("kernels"))
+
+
+def case_of(channels, outputs, size, batch=2):
+    return Case(Problem("halo", channels=(channels, outputs), size=size, batch=batch))
+
+
+@needs_gxx
+@pytest.mark.long
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize(
+    ("channels", "outputs", "size", "dtype", "kind", "backwards"),
+    [
+        *((*case, "diagonal", backwards) for case in CASES for backwards in (False, True)),
+        (*CASES[0], "full", False),
+        (*CASES[2], "full", True),
+        (*CASES[3], "full", False),
+    ],
+)
+def test_kernels_obey_the_laws_on_a_cpu(
+    channels, outputs, size, dtype, kind, backwards, emulator, monkeypatch
+):
+    emulator.backwards = backwards
+    monkeypatch.setattr(launch, "launch_kernel", emulator)
+    check(case_of(channels, outputs, size), kind, dtype, backend="halo")
+
+
+@needs_gxx
+@pytest.mark.long
+@pytest.mark.parametrize("full", [False, True])
+def test_a_map_is_read_once_but_for_the_rings_of_its_tiles(full, emulator, monkeypatch):
+    """Today's kernels read it nine times; weights are read once a block, not once a tile."""
+    monkeypatch.setattr(launch, "launch_kernel", emulator)
+    given, grad = trial.trial_operands(torch.device("cpu"), 64, 64, HALF, full, (16, 24))
+    trial.kernel_results(launch.KernelTask(given, 1), grad)
+    x, weight, m = (t.numel() * t.element_size() for t in given[:3])
+    # Of 16 rows in two tiles 9 and 9 are read, of 24 columns in three 9, 10 and 9.
+    halo = x * (18 * 28) // (16 * 24)
+    # Pieces of 16 bytes begin 3 numbers before M around a tile, and end 3 after it.
+    columns = 28 * (81 if full else 9) + 4 * 3
+    ring = columns * 18 * given.m.element_size() * len(given.m)
+    copied = emulator.copied
+    if not full:
+        assert copied["forward"] == halo + weight + m
+        assert copied["weight_gradient"] == halo + x + m
+        assert copied["gradients"] == halo + weight + ring
+        return
+    assert copied["full_forward"] == halo + weight + m
+    assert copied["full_gradient"] == halo + weight + ring
+    assert copied["full_m_gradient"] == 2 * halo + weight
+    assert copied["full_weight_gradient"] == halo + 2 * (x + m)  # 32 channels a block
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.usefixtures("taken")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("channels", "outputs", "dtype"), CONFIGURATIONS, ids=str)
+def test_every_number_of_channels_on_a_cpu(channels, outputs, dtype, kind, emulator, monkeypatch):
+    monkeypatch.setattr(launch, "launch_kernel", emulator)
+    check(case_of(channels, outputs, (9, 8)), kind, dtype, backend="halo")
+
+
+LOOP = "copy_wait<0>();\n      proxy_fence();\n"
+STORE = "#pragma unroll\n    for (int k = thread; k < ROWS * PIECES"
+FORWARD, SLICES, BACKWARD = ("forward", 32), ("forward", 128), ("gradients", 32)
+WEIGHT = ("weight_gradient", 32)
+MIXED, MIXED_BACK = ("full_forward", 32), ("full_gradient", 32)
+BUGS = {
+    "wrong row of the halo": (FORWARD, "tile.cuh", "tile.row - 1, column", "tile.row, column"),
+    "rows of the next image": (
+        FORWARD, "tile.cuh", " && within(tile.row - 1 + i, map.height)", ""
+    ),
+    "transposed taps": (FORWARD, "taps.cuh", "/ 3 * SIDE + seen % 3", "% 3 * SIDE + seen / 3"),
+    "another position's M": (FORWARD, "forward.cu", "at(row + 1, lane / 4)", "at(row, lane / 4)"),
+    "no proxy fence": (FORWARD, "taps.cuh", LOOP, "copy_wait<0>();\n"),
+    "no product fence": (FORWARD, "taps.cuh", "product_fence();", ""),
+    "a group that does not meet": (FORWARD, "taps.cuh", "} else group_sync(group);", "}"),
+    "sums before the wait": (FORWARD, "taps.cuh", "product_wait<1>();", "product_wait<2>();"),
+    "the same buffer twice": (FORWARD, "taps.cuh", "halos + (buffer ^ 1)", "halos + buffer"),
+    "columns beyond the map": (FORWARD, "tile.cuh", " && column < map.width)\n", ")\n"),
+    "a stage that is not full": (FORWARD, "tile.cuh", f"group_sync(group);\n{STORE}", STORE),
+    "a block that does not meet": (
+        SLICES, "taps.cuh", "proxy_fence();\n        block_sync();", "proxy_fence();"
+    ),
+    "weights that are late": (SLICES, "taps.cuh", "copy_wait<2>()", "copy_wait<3>()"),
+    "a kernel that is not mirrored": (BACKWARD, "taps.cuh", "TAPS - 1 - tap : tap", "tap : tap"),
+    "no gradient at the border": (BACKWARD, "gradients.cu", "* TAPS + tap] = 0;", "* TAPS + tap];"),
+    "rows of positions": (WEIGHT, "weight_gradient.cu", "+ 2 * k * ROW", "+ k * ROW"),
+    "another pixel's M": (MIXED_BACK, "mixing.cuh", " - (MIRRORED ? M::step(tap) : 0)", ""),
+    "a mixture that is overwritten": (
+        MIXED, "full_tiles.cuh", "      product_wait<0>();\n      proxy_fence();", "proxy_fence();"
+    ),
+    "a mixture that is not full": (
+        MIXED, "full_tiles.cuh", "proxy_fence();\n      group_sync(group);\n", "proxy_fence();\n"
+    ),
+    "a neighbour of the pixel": (
+        ("full_m_gradient", 32), "full_m_gradient.cu", "(SIDE + 1) * PIECE", "SIDE * PIECE"
+    ),
+    "mixtures by rows": (
+        ("full_weight_gradient", 32), "full_weight_gradient.cu", "8 * PIECE, MIXED_CHUNK",
+        "MIXED_CHUNK, 8 * PIECE",
+    ),
+    "norms before energies": (
+        ("hidden", 32), "hidden.cu", "group_sync(thread_index() / WARPGROUP);", ""
+    ),
+    "energies of one slice": (
+        ("hidden", 128), "hidden.cu", "slice.index > 0 ? energies[thread] : 0", "0"
+    ),
+    "M before it is there": (("predicted", 32), "predicted.cu", "group_sync(group); // M", "// M"),
+    "tiles that overtake": (WEIGHT, "weight_gradient.cu", "block_sync(); // this", "// this"),
+}  # fmt: skip
+
+
+NEEDS = {
+    "forward": (False, False, False),
+    "gradients": (True, False, True),
+    "weight_gradient": (False, True, False),
+    "full_forward": (False, False, False),
+    "full_gradient": (True, False, False),
+    "full_m_gradient": (False, False, True),
+    "full_weight_gradient": (False, True, False),
+}
+"""Of x, weight and M, so that a kernel runs alone."""
+
+
+def is_refused(name, channels):
+    """Whether the emulator, or a comparison with the eager form, finds a kernel wrong."""
+    if name in ("hidden", "predicted"):
+        parts = trial.predictor_parts(torch.device("cpu"), channels, 32, HALF, 32)
+        return not are_close(
+            lambda: trial.predictor_results(parts, 2), trial.true_predictor_results(parts)
+        )
+    given, grad = trial.trial_operands(
+        torch.device("cpu"), channels, 32, HALF, name.startswith("full")
+    )
+    y, *gradients = trial.true_results(given, grad)
+    task, needs = launch.KernelTask(given, 2), NEEDS[name]
+    if any(needs):
+        return not are_close(lambda: task.backward(grad, needs), gradients)
+    return not are_close(lambda: [task.forward()], [y])
+
+
+def are_close(run, truth):
+    try:
+        pairs = zip(run(), truth, strict=True)
+    except (RuntimeError, AssertionError):
+        return False
+    errors = [(one.double() - true).norm() / true.norm() for one, true in pairs if one.numel()]
+    return all(error <= 1e-2 for error in errors)
+
+
+@needs_gxx
+@pytest.mark.long
+@pytest.mark.parametrize(("kernel", "file", "old", "new"), BUGS.values(), ids=BUGS)
+def test_a_planted_bug_is_found(kernel, file, old, new, tmp_path, monkeypatch):
+    emulator = Emulator(tmp_path, {file: (old, new)})
+    monkeypatch.setattr(launch, "launch_kernel", emulator)
+    refused = is_refused(*kernel)
+    if not refused:
+        emulator.backwards = True  # a barrier is missed in one order of the threads
+        refused = is_refused(*kernel)
+    assert refused
+
+
+def compiled(name, *channels_and_type):
+    texts = [(SOURCES / file).read_bytes() for file in (f"{name}.cu", *compiling.HEADERS)]
+    definitions = launch.kernel_definitions(name, *channels_and_type)
+    if name == "predicted":
+        definitions = *definitions, f"HIDDEN={FUSED_SIZES[-1]}"
+    return compiling.compile_kernel(compiling.load_compiler(), texts, definitions)
+
+
+def check_resources(name, code, folder):
+    used = resource_usage(code, folder)
+    assert used["STACK"] == used["LOCAL"] == 0  # nothing is spilt
+    assert used["REG"] * launch.WARPGROUP * launch.WARPGROUPS[name] <= REGISTERS
+
+
+@needs_nvrtc
+@pytest.mark.long
+@pytest.mark.parametrize("name", launch.WARPGROUPS)
+def test_kernels_compile_for_hopper_into_few_instructions(name, tmp_path):
+    for channels_and_type in FEW[:2] if name == "predicted" else FEW:
+        code = compiled(name, *channels_and_type)
+        check_resources(name, code, tmp_path)
+        if channels_and_type == FEW[0]:
+            lengths = sorted(loop_lengths(code, tmp_path, "MMA|FFMA"))
+            for length, most in zip(lengths, INSTRUCTIONS[name], strict=False):
+                assert length <= most
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize(("channels", "outputs", "dtype"), CONFIGURATIONS, ids=str)
+@pytest.mark.parametrize("name", launch.WARPGROUPS)
+def test_every_kernel_compiles_for_hopper(name, channels, outputs, dtype, tmp_path):
+    if name == "predicted" and channels not in FUSED_SIZES:
+        pytest.skip("for up to 64 channels")
+    check_resources(name, compiled(name, channels, outputs, dtype), tmp_path)
+
+
+@needs_nvrtc
+@pytest.mark.long
+def test_a_compiled_kernel_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = "weight_gradient", launch.kernel_definitions("weight_gradient", 32, 32, HALF)
+    code = compiling.kernel_code.__wrapped__(*arguments)
+    (file,) = (tmp_path / "neural_similarity").iterdir()
+    assert file.read_bytes() == code
+    monkeypatch.setattr(compiling, "compile_kernel", None)
+    assert compiling.kernel_code.__wrapped__(*arguments) == code
+    file.write_bytes(code[:-1])  # a file that is cut is compiled again
+    with pytest.raises(TypeError, match="not callable"):
+        compiling.kernel_code.__wrapped__(*arguments)
+
+
+@needs_nvrtc
+def test_an_error_of_the_compiler_is_quoted():
+    texts = [b"int x = y;", *(b"" for _ in compiling.HEADERS)]
+    with pytest.raises(RuntimeError, match='"y" is undefined'):
+        compiling.compile_kernel(compiling.load_compiler(), texts, ())
