@@ -39,7 +39,14 @@ def summary(folders: Sequence[Path], command: str) -> str:
     places = " and ".join(f"`{folder.as_posix()}/`" for folder in folders)
     rows = table(("target", "limit", *machines), lines)
     text = introduction.format(command=command, folders=places)
-    return "\n\n".join([text, "## Targets", BOLD, rows, sections["Targets"]]) + "\n"
+    parts = [text, "## Targets", BOLD, rows, sections["Targets"], *_method(sections)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _method(sections: Mapping[str, str]) -> list[str]:
+    """How times are measured, at the end of a page."""
+    heading = "How times are measured"
+    return [f"## {heading}", sections[heading]]
 
 
 def _texts() -> tuple[str, dict[str, str]]:
@@ -73,7 +80,7 @@ def page(results: Path, path: Path, command: str) -> str:
         parts += [sections[caveat] for caveat in _caveats(left)]
         parts += _pivots(left) if name in PIVOTED else comparisons(left)
         parts.append(f"![{name}]({pictures}/{name}.png)")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts + _method(sections)) + "\n"
 
 
 def _reports(results: Path) -> dict[str, Report]:

@@ -4,26 +4,36 @@
     uv run --group docs python scripts/build_site.py --serve    # and show it while you write
 
 Generated pages are git-ignored: the reference (`docs/reference/api`, `commands.md`, `fields.md`),
-the benchmarks of each processor (`docs/machines`), and what stands in the root (contributing,
-changelog).
+the benchmarks of each processor (`docs/machines`), notebooks (`docs/notebooks/*.md`), and what
+stands in the root (contributing, changelog). So is `mkdocs.site.yml`, mkdocs.yml with the reference
+in its navigation.
 """
 
 import ast
+import base64
 import io
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
 
 import neural_similarity as ns
 from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.cli import main as nsim
+from neural_similarity.visualize import plot_matrices
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+CONFIG = ROOT / "mkdocs.site.yml"
 API = DOCS / "reference" / "api"
 PACKAGE = ROOT / "src" / "neural_similarity"
 MACHINES = {
@@ -41,6 +51,35 @@ RECIPES = {
     "FewShotRecipe": "neural_similarity.lab.tasks.few_shot.recipe",
 }
 """A `Recipe` has the fields of the first three, a `FewShotRecipe` of the first and its own."""
+FULL = ns.Full()
+STRUCTURES: dict[str, ns.nn.Structure] = {
+    "Affine": ns.Affine(),
+    "Diagonal": ns.Diagonal(),
+    "Dilation": ns.Dilation(FULL),
+    "Full": FULL,
+    "LowRank": ns.LowRank(),
+    "Masked": ns.Masked(FULL),
+    "PositiveSemidefinite": ns.PositiveSemidefinite(),
+    "Select": ns.Select(),
+    "Shift": ns.Shift(),
+    "Sparse": ns.Sparse(FULL),
+    "Symmetric": ns.Symmetric(),
+    "Unshared": ns.Unshared(FULL, channels=2),
+    "Unstructured": ns.Unstructured(),
+}
+"""The structures whose pages have a picture of M."""
+DRAWN = """\
+Three matrices of this structure for 3×3 taps, from random numbers, less the identity. Each has nine
+small maps, one for every tap of the kernel, at its place in the kernel: the taps of the patch that
+it looks at. Of a diagonal M nine numbers are enough, of one over channels the whole matrix is
+drawn. [What M learned](../../notebooks/what-m-learned.md) has pictures of trained networks.
+"""
+METHODS = (
+    "neural_similarity.nn.layer.SimilarityLayer.fuse",
+    "neural_similarity.nn.similarity.StaticSimilarity.matrix",
+    "neural_similarity.nn.similarity.DynamicSimilarity.matrix",
+)
+"""What every layer and its `similarity` have beside their own, shown with the first of them."""
 INDEX = """\
 # Python
 
@@ -111,10 +150,41 @@ def summary(path: str) -> str:
     raise ValueError(f"{module} must define {name}")
 
 
+def examples() -> dict[str, str]:
+    """The example of every public name, in Markdown."""
+    text = (ROOT / "examples" / "reference.md").read_text("utf-8")
+    return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+
+
+def kind_of(name: str, path: str) -> str:
+    """The heading of a public name in the sidebar."""
+    if file_of(path).exists():
+        return "Modules"
+    return "Functions" if name.islower() else "Layers and similarities"
+
+
+def write_navigation(found: dict[str, str]) -> None:
+    """Write mkdocs.yml anew with all pages of the reference, so that they have a sidebar."""
+    lines = ["      - Python:", "          - All names: reference/api/index.md"]
+    for kind in ("Layers and similarities", "Functions", "Modules"):
+        names = [name for name, path in found.items() if kind_of(name, path) == kind]
+        lines += [f"          - {kind}:"]
+        lines += [f"              - {name}: reference/api/{name}.md" for name in names]
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    entry = "      - Python: reference/api/index.md"
+    CONFIG.write_text(text.replace(entry, "\n".join(lines)), "utf-8")
+
+
 def reference() -> dict[str, str]:
     """The pages of the reference, by file name."""
-    found = targets()
-    pages = {name: page(name, path, found) for name, path in found.items()}
+    found, shown = targets(), examples()
+    pages = {
+        name: f"{page(name, path, found)}\n## Example\n{shown[name]}"
+        for name, path in found.items()
+    }
+    for name in STRUCTURES:
+        pages[name] += f"## M\n\n![M of random numbers]({name}.png){{.fit}}\n\n{DRAWN}\n"
+    pages["Conv2d"] += "\n".join(f"\n::: {path}" for path in METHODS) + "\n"
     rows = [f"| [`ns.{name}`]({name}.md) | {summary(path)} |" for name, path in found.items()]
     return {"index.md": INDEX + "\n".join(rows) + "\n"} | {f"{n}.md": p for n, p in pages.items()}
 
@@ -141,6 +211,46 @@ def write_reference() -> None:
     API.mkdir(parents=True)
     for name, text in reference().items():
         (API / name).write_text(text, "utf-8")
+    for name, structure in STRUCTURES.items():
+        draw_structure(structure).savefig(API / f"{name}.png", dpi=100)
+    write_navigation(targets())
+
+
+def draw_structure(structure: ns.nn.Structure) -> Figure:
+    """Three matrices of a structure, of random numbers."""
+    layers = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layers.append(ns.Conv2d(2, 2, 3, similarity=ns.Static(structure)))
+        torch.nn.init.normal_(layers[-1].similarity.raw, std=0.3)
+    with torch.no_grad():
+        drawn = {f"numbers {i}": layer.similarity.matrix() for i, layer in enumerate(layers, 1)}
+    shared = {name: m.flatten(0, m.dim() - 3)[0] if m.dim() > 2 else m for name, m in drawn.items()}
+    return plot_matrices(shared, kernels=dict.fromkeys(shared, (3, 3)))
+
+
+def write_notebooks() -> None:
+    """Write every executed notebook as a page, pictures beside it."""
+    for file in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        cells = json.loads(file.read_text("utf-8"))["cells"]
+        parts = [part for cell in cells for part in shown_cell(cell, file.stem)]
+        file.with_suffix(".md").write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
+def shown_cell(cell: dict, stem: str) -> Iterator[str]:
+    """A cell of a notebook in Markdown; its pictures are written."""
+    source = "".join(cell["source"])
+    yield source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        if "image/png" in data:
+            picture = DOCS / "notebooks" / f"{stem}-{cell['id']}.png"
+            picture.write_bytes(base64.b64decode(data["image/png"]))
+            yield f"![Output of the code above]({picture.name}){{.fit}}"
+        elif "text/html" in data:
+            yield "".join(data["text/html"])
+        elif output["output_type"] == "stream":
+            yield _shell("".join(output["text"]))
 
 
 def write_machines() -> None:
@@ -238,14 +348,15 @@ def run(*command: str) -> None:
 def main() -> None:
     """Build, or show."""
     write_reference()
+    write_notebooks()
     write_machines()
     write_command_line()
     write_root_pages()
     zensical = str(Path(sys.executable).with_name("zensical"))
     if "--serve" in sys.argv[1:]:
-        run(zensical, "serve")
+        run(zensical, "serve", "--config-file", str(CONFIG))
         return
-    run(zensical, "build", "--clean", "--strict")
+    run(zensical, "build", "--config-file", str(CONFIG), "--clean", "--strict")
     for folder in LINKED:
         shutil.copytree(ROOT / folder, ROOT / "site" / folder, dirs_exist_ok=True)
     if empty := missing(ROOT / "site"):

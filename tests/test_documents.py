@@ -100,6 +100,14 @@ def test_errors_are_as_the_page_of_questions_says(tmp_path, monkeypatch):
     assert (tmp_path / "mine.safetensors").exists()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["segmentation", "detection"])
+def test_networks_of_other_outputs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run(f"docs/how-to/{page}.md")
+    assert sum(isinstance(layer, ns.Conv2d) for layer in names["again"].modules()) > 10
+
+
 def test_m_as_a_peft_adapter(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     monkeypatch.chdir(tmp_path)
