@@ -234,9 +234,9 @@ def test_adapting_shows_moves_m_and_the_outputs(tmp_path, monkeypatch, capsys):
     names, out = shown_and_drawn("adapt", "pictures/similarities.png", monkeypatch, capsys)
     bare = ns.unconvert(names["model"])
     assert ns.max_difference(names["plain"], bare, names["unseen"][:100]) > 0.1
-    found = dict(re.findall(r"(\w+, blurred): +(\d+) %", out))
-    assert int(found["adapted, blurred"]) > int(found["backbone, blurred"])
-    assert found["folded, blurred"] == found["adapted, blurred"]
+    found = dict(re.findall(r"(\w+, turned): +(\d+) %", out))
+    assert int(found["adapted, turned"]) > int(found["backbone, turned"])
+    assert found["folded, turned"] == found["adapted, turned"]
 
 
 @pytest.mark.long

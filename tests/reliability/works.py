@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,7 +22,10 @@ from tiny_results import STATIC, TINY_RECIPES
 import neural_similarity as ns
 from neural_similarity.files import new_file
 from neural_similarity.lab import cli, session
+from neural_similarity.lab.cli import adapt_studies
 from neural_similarity.lab.paper import running
+from neural_similarity.lab.paper.adapt_unlabelled import KNOWN_CHANGES
+from neural_similarity.lab.train import pack_correct
 from neural_similarity.ops.native import compiling
 
 TIMES = "seconds", "images_per_second", "environment", "code"
@@ -168,6 +171,18 @@ def reproduce():
         return cli.main(words.split())
 
 
+def reproduce_study():
+    """A study of three runs, each of which its file keeps."""
+
+    def run_trial(trial, **_):
+        right = torch.arange(16) < 4 * len(trial.way)
+        return {"accuracy": 0.5, "trained": 0, "correct": pack_correct(right)}
+
+    study = replace(KNOWN_CHANGES, cells=KNOWN_CHANGES.cells[:1], run_trial=run_trial)
+    with patch.dict(adapt_studies.STUDIES, {study.name: (study.title, study.run)}):
+        return cli.main(f"reproduce {study.name} --data . --results results".split())
+
+
 def compile_operators():
     compiler, cache = Path("compiler").absolute(), Path("cache").absolute()
     with patch.dict(os.environ, XDG_CACHE_HOME=str(cache)):
@@ -209,7 +224,9 @@ WORKS = {
     "report": Work("report", "report run --out new/page.html", ("run",)),
     "record": Work("record", "record run --results results", ("run",)),
     "reproduce": Work("reproduce", reproduce),
+    "reproduce a study": Work("reproduce", reproduce_study),
     "table": Work("table", "table tiny --results results --out new/table.md --budget 1"),
+    "table of a study": Work("table", "table adapt-known --results results --out new/known.md"),
     "theory": Work("theory", "theory euler --seeds 3 --out new"),
     "data": Work("data", "data imagenet --source source --data made", ("source",), once=True),
     "compilation": Work("C operators", compile_operators, ("compiler",)),
