@@ -60,14 +60,14 @@ def test_a_study_that_was_stopped_goes_on_and_shows_whole_draws_alone(tmp_path):
         if len(lines) in (4, 14):
             raise KeyboardInterrupt
 
-    assert "0 of 6 draws of 2 blocks have run" in study.to_markdown(tmp_path)
+    assert "0 of 6 comparisons have run" in study.to_markdown(tmp_path)
     for shown in (0, 2):
         with pytest.raises(KeyboardInterrupt):
             study.run(tmp_path, tmp_path, report)
-        assert f"{shown} of 6 draws" in study.to_markdown(tmp_path)
+        assert f"{shown} of 6 comparisons" in study.to_markdown(tmp_path)
     study.run(tmp_path, tmp_path, report)
     assert len(lines) == len(set(lines)) == 2 * 3 + 2 * 3 * 3
-    assert "6 of 6 draws" in study.to_markdown(tmp_path)
+    assert "6 of 6 comparisons" in study.to_markdown(tmp_path)
 
 
 @pytest.mark.parametrize(("draws", "interval"), [((1, 2, 3), by_seed_and_image), ((1,), by_image)])
@@ -132,14 +132,14 @@ def test_streams_by_class_have_the_same_images_class_by_class():
 
 
 def kept_networks(monkeypatch):
-    """The networks, runs and places that runs begin with, as they come."""
-    kept, begin = [], adapt_unlabelled.starting_network
+    """The tasks, runs and states that runs begin with, as they come."""
+    kept, begin = [], adapt_unlabelled.start_in_memory
 
     def keep(*given):
         kept.append(begin(*given))
         return kept[-1]
 
-    monkeypatch.setattr(adapt_unlabelled, "starting_network", keep)
+    monkeypatch.setattr(adapt_unlabelled, "start_in_memory", keep)
     return kept, begin
 
 
@@ -149,8 +149,9 @@ def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeyp
     kept, begin = kept_networks(monkeypatch)
     trial = MapRun(way, 0.05, "rotation-30/iid/8", 1)
     found = unpack_correct(run_stream(trial, tiny_map, False)["correct"])
-    network, run, runtime = kept[0]
-    fresh = begin(run.recipe, coloured_dataset(), tiny_map)[0]
+    (_, run, state), runtime = kept[0], adapt_runs.cpu_runtime()
+    network = state.model
+    fresh = begin(run.recipe, coloured_dataset(), tiny_map)[2].model
     moved = {n for n, p in network.named_parameters() if not torch.equal(p, fresh.state_dict()[n])}
     assert bool(moved) == (way != "statistics")
     assert all(("similarity" if way == "full" else "bn") in name for name in moved)
@@ -165,7 +166,7 @@ def test_m_from_the_geometry_turns_every_kernel_and_trains_nothing(tiny_map, mon
     kept, _ = kept_networks(monkeypatch)
     for way in KNOWN_LABELS:
         assert score_known(MapRun(way, 1.0, "rotation-90", 0), tiny_map, False)["trained"] == 0
-    turned, back, plain = (network for network, _, _ in kept)
+    turned, back, plain = (state.model for _, _, state in kept)
     assert kept[1][1].recipe.dataset == "cifar10-rotation-90-undone"
     for name, kernel in ns.fold(turned).state_dict().items():
         if "conv" in name:

@@ -30,6 +30,7 @@ from neural_similarity.lab.paper.recording import code_of, machine_of
 from neural_similarity.lab.session import initial_state
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationRun, AdaptationTask
 from neural_similarity.lab.train import Runtime, choose_runtime, evaluate_model, pack_correct
+from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.environment import checkout_commit, describe_environment
 from neural_similarity.lab.train.files import hold_lock, record_layout
 from neural_similarity.lab.train.graph import plain_update
@@ -182,10 +183,14 @@ def held_out_images(name: str, data: Path) -> Dataset:
     return replace(whole, train=train, test=test)
 
 
-def run_without_files(task: AdaptationTask, data: Path) -> AdaptationRun:
-    """The run of a task, in no folder."""
+def start_in_memory(
+    recipe: AdaptationRecipe, whole: Dataset, data: Path
+) -> tuple[AdaptationTask, AdaptationRun, TrainingState]:
+    """A run in no folder, its task, and the state before its first step."""
+    task = AdaptationTask.of_dataset(recipe, whole)
+    task = task if recipe.lr else task.with_own_rate()
     channels, size, _ = task.images.shape
-    return AdaptationRun(
+    run = AdaptationRun(
         path=MEMORY,
         name="adapt",
         budget=1.0,
@@ -197,14 +202,7 @@ def run_without_files(task: AdaptationTask, data: Path) -> AdaptationRun:
         image_size=size,
         preprocess=task.preprocess(),
     )
-
-
-def starting_network(
-    recipe: AdaptationRecipe, whole: Dataset, data: Path
-) -> tuple[nn.Module, AdaptationRun, Runtime]:
-    """The network that a run would start from, the run and where it would run."""
-    run, runtime = run_without_files(AdaptationTask.of_dataset(recipe, whole), data), cpu_runtime()
-    return initial_state(run, runtime).model, run, runtime
+    return task, run, initial_state(run, cpu_runtime())
 
 
 def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
@@ -212,11 +210,7 @@ def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[
 
     A run that diverges is scored as it is.
     """
-    task = AdaptationTask.of_dataset(recipe, whole)
-    task = task if recipe.lr else task.with_own_rate()
-    run = run_without_files(task, data)
-    runtime = cpu_runtime()
-    state = initial_state(run, runtime)
+    (task, run, state), runtime = start_in_memory(recipe, whole, data), cpu_runtime()
     job = Job(run.recipe, runtime, task.objective(run, runtime))
     advance = plain_update(partial(update_once, job, state, state.model.train()), state.optimizer)
     for step in range(run.recipe.steps):

@@ -27,7 +27,8 @@ from neural_similarity.lab.train.scoring import unpack_correct
 
 LEADS_NOTE = (
     "Leads are those of M in points, with 95 % intervals over test images (and draws, crossed, "
-    "from three draws on) and p-values adjusted by Holm within a block. ± is the standard "
+    "from three draws on) and p-values adjusted by Holm within a "
+    "comparison. ± is the standard "
     "deviation over draws. Runs are in bfloat16."
 )
 
@@ -112,7 +113,7 @@ class Study:
             rows += self._cell_rows(cell.label, finished, runs) if finished else []
         total = sum(len(cell.draws) for cell in self.cells)
         head = ("", "way", self.size[0], "rate", "accuracy, %", "lead of M", "p, adjusted")
-        counts = f"{ran} of {total} draws of {len(self.cells)} blocks have run."
+        counts = f"{ran} of {total} comparisons have run."
         table = [markdown_rows(head, *rows)] if rows else []
         return "\n\n".join([f"# {self.title}", counts, self.note, LEADS_NOTE, *table]) + "\n"
 

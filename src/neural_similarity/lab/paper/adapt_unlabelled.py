@@ -24,9 +24,10 @@ from neural_similarity.lab.paper.adapt_map import (
 )
 from neural_similarity.lab.paper.adapt_report import UNDONE_LABEL
 from neural_similarity.lab.paper.adapt_runs import (
+    cpu_runtime,
     held_out_images,
     run_facts,
-    starting_network,
+    start_in_memory,
     whole_images,
 )
 from neural_similarity.lab.paper.adapt_study import Study, StudyCell
@@ -63,13 +64,14 @@ def run_stream(trial: MapRun, data: Path, held_out: bool) -> dict[str, Any]:
     change, order, size = trial.change.split("/")
     recipe = trial_recipe(trial._replace(change=change), labels=10)
     whole = (held_out_images if held_out else whole_images)(recipe.dataset, data)
-    network, run, runtime = starting_network(recipe, whole, data)
+    (_, run, state), runtime = start_in_memory(recipe, whole, data), cpu_runtime()
+    network = state.model.train()
     test, trained = cast(Images, whole.test), [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, trial.rate) if trained else None
     correct = []
     for batch in stream_positions(test.labels, order, trial.draw).split(int(size)):
         with torch.set_grad_enabled(bool(trained)), runtime.autocast():
-            logits = network.train()(runtime.place_images(run.preprocess(test.pixels[batch])))
+            logits = network(runtime.place_images(run.preprocess(test.pixels[batch])))
         if optimizer is not None:
             optimizer.zero_grad()
             torch.distributions.Categorical(logits=logits.float()).entropy().mean().backward()
@@ -120,12 +122,12 @@ def score_known(trial: MapRun, data: Path, held_out: bool = False) -> dict[str, 
     if trial.way == "full":
         recipe = replace(recipe, similarity=Static(KNOWN[trial.change][0]), train="M")
     whole = (held_out_images if held_out else whole_images)(recipe.dataset, data)
-    network, run, runtime = starting_network(recipe, whole, data)
-    for parameter in network.parameters():
+    _, run, state = start_in_memory(recipe, whole, data)
+    for parameter in state.model.parameters():
         if parameter.requires_grad:
             parameter.fill_(KNOWN[trial.change][1]).requires_grad_(False)
-    scores = evaluate_model(network, whole.test, run.preprocess, runtime)
-    return run_facts(network, run, scores.correct)
+    scores = evaluate_model(state.model, whole.test, run.preprocess, cpu_runtime())
+    return run_facts(state.model, run, scores.correct)
 
 
 KNOWN_CHANGES = Study(

@@ -1,0 +1,90 @@
+"""Pages of the studies of adaptation are what their records say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from neural_similarity.lab.cli.adapt_studies import OTHER_STUDIES
+from neural_similarity.lab.paper.adapt_continual import CONTINUAL
+from neural_similarity.lab.paper.adapt_map import MapRun
+from neural_similarity.lab.paper.adapt_runs import read_sheet
+from neural_similarity.lab.paper.adapt_unlabelled import KNOWN, KNOWN_CHANGES, STREAM
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/results-adaptation.md").read_text("utf-8")
+SECTION = " ".join(PAGE.partition("## Beyond the map")[2].split())
+
+
+def runs_of(study):
+    return read_sheet(study.path(ROOT / "results")).runs
+
+
+def percent(run):
+    return f"{100 * run['accuracy']:.2f}"
+
+
+@pytest.mark.parametrize("study", OTHER_STUDIES, ids=lambda study: study.name)
+def test_tables_are_what_the_command_writes(study):
+    text = (ROOT / f"docs/table-{study.name}.md").read_text("utf-8")
+    assert text == study.to_markdown(ROOT / "results")
+    (count,) = re.findall(r"(\d+ of \d+) comparisons have run", text)
+    assert f"{study.name}`, {count} comparisons" in SECTION
+    assert f"nsim reproduce {study.name} --data data" in SECTION
+
+
+def test_what_the_page_says_of_known_changes():
+    runs = runs_of(KNOWN_CHANGES)
+    found = {
+        (change, way): runs[str(MapRun(way, 1.0, change, 0))]
+        for change in KNOWN
+        for way in KNOWN_CHANGES.labels
+    }
+    full, undone, plain = (found["rotation-90", way] for way in ("full", "undone", "nothing"))
+    assert f"is at {percent(full)} % at 90°, beside {percent(undone)} % for images" in SECTION
+    assert f"and {percent(plain)} % for the network as it is" in SECTION
+    behind = [
+        100 * (found[change, "nothing"]["accuracy"] - found[change, "full"]["accuracy"])
+        for change in KNOWN
+        if change != "rotation-90"
+    ]
+    assert f"it is {min(behind):.0f} to {max(behind):.0f} points behind the network" in SECTION
+    better = {c for c in KNOWN if found[c, "undone"]["accuracy"] > found[c, "nothing"]["accuracy"]}
+    assert better == {"rotation-30", "rotation-45", "rotation-90", "zoom-1.33"}
+
+
+def test_what_the_page_says_of_streams():
+    runs = runs_of(STREAM)
+    told = re.findall(r"At 30°, drawn at random, batches of 200: (.*?)\.\s", SECTION)
+    cell = STREAM.cells[0]
+    trials = {t.way: t for t in cell.trials({k: run["accuracy"] for k, run in runs.items()})}
+    assert cell.label == "turned by 30°, i.i.d., batches of 200"
+    order = ("statistics", "norm", "full")
+    names = ("statistics alone", "batch normalisation by entropy", "M by entropy")
+    assert told == [
+        ", ".join(
+            f"{name} {percent(runs[str(trials[way])])} %"
+            for way, name in zip(order, names, strict=True)
+        )
+    ]
+
+
+def test_what_the_page_says_of_the_choice_of_rates_for_tasks():
+    """Each way at its chosen rate, over the two tasks on which it was chosen."""
+    runs, means = runs_of(CONTINUAL), {}
+    accuracies = {key: run["accuracy"] for key, run in runs.items()}
+    rates = {trial.way: trial.rate for trial in CONTINUAL.cells[0].trials(accuracies)}
+    for way, search in CONTINUAL.cells[0].searches.items():
+        trials = [MapRun(way, rates[way], change, 11) for change in search.changes]
+        means[way] = 100 * sum(accuracies[str(t)] for t in trials) / len(trials)
+    names = {
+        "norm-statistics": "batch normalisation",
+        "residual": "TSA",
+        "ssf": "SSF",
+        "head": "the probe",
+        "full": "M",
+        "piggyback": "Piggyback",
+    }
+    ranked = sorted(means, key=means.__getitem__, reverse=True)
+    told = ", ".join(f"{names[way]} {means[way]:.1f}" for way in ranked)
+    assert f"in percent: {told}." in SECTION
