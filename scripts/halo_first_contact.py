@@ -4,20 +4,23 @@
 
 Lines of JSON, for each shape first what the trial found, then microseconds of each pass: graphs of
 calls that alternate between three sets of operands, beside Triton's kernels and torch's convolution
-(cuDNN, tuned). Wrong kernels are not timed.
+(cuDNN, tuned), then those of a layer with its predictor. Wrong kernels are not timed.
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle
+from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+import neural_similarity as ns
 from benchmarks.measure import Clock
 from benchmarks.replays import CALLS, clock_of
 from neural_similarity.ops import use_halo
@@ -25,8 +28,13 @@ from neural_similarity.ops.halo import WINDOW, Halo, declines_operands
 from neural_similarity.ops.operands import Gradients, Operands
 from neural_similarity.ops.triton import Triton
 
-SHAPES = [(64, 64, 32), (64, 64, 16), (32, 32, 32), (128, 128, 16), (256, 256, 8), (64, 64, 14)]
-"""Channels, outputs, size; the first is that of the table in docs/gpu.md."""
+Shape = tuple[int, int, int, bool]
+"""Channels, outputs, size, and whether M is full."""
+SHAPES: list[Shape] = [
+    (64, 64, 32, False), (64, 64, 32, True), (64, 64, 16, False), (32, 32, 32, False),
+    (128, 128, 16, False), (128, 128, 16, True), (256, 256, 8, False), (64, 64, 14, False),
+]  # fmt: skip
+"""The first two are those of the table in docs/gpu.md."""
 SETS, REPLAYS = 3, 5
 GRADIENTS = {
     "gradients of x and M": (True, False, True),
@@ -52,18 +60,17 @@ class Convolution:
 WAYS = {"nn.Conv2d": Convolution(), "triton": Triton(), "halo": Halo()}
 
 
-def operand_sets(
-    shape: tuple[int, int, int], batch: int, device: torch.device
-) -> list[tuple[Tensor, Operands]]:
+def operand_sets(shape: Shape, batch: int, device: torch.device) -> list[tuple[Tensor, Operands]]:
     """Gradients of y, and operands, in bfloat16 and channels-last."""
-    channels, outputs, size = shape
+    channels, outputs, size, full = shape
+    taps = (9, 9) if full else (9,)
 
     def maps(*sides: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         values = torch.randn(*sides, device=device, dtype=dtype)
         return values.contiguous(memory_format=torch.channels_last)
 
     def operands() -> Operands:
-        m = maps(batch, 9, size, size, dtype=torch.float32).unsqueeze(1)
+        m = maps(batch, prod(taps), size, size, dtype=torch.float32).unflatten(1, (1, *taps))
         weight = maps(outputs, channels, 3, 3) / channels**0.5
         return Operands(maps(batch, channels, size, size), weight, m, WINDOW, 1)
 
@@ -79,7 +86,7 @@ def pass_calls(way: Any, sets: list[tuple[Tensor, Operands]]) -> Iterator[tuple[
 
 
 def measured_rows(
-    shape: tuple[int, int, int], batch: int, device: torch.device, clock: Clock
+    shape: Shape, batch: int, device: torch.device, clock: Clock
 ) -> Iterator[dict[str, Any]]:
     """What the trial found at a shape, then the times of all ways."""
     sets, began = operand_sets(shape, batch, device), time.monotonic()
@@ -92,6 +99,29 @@ def measured_rows(
             yield {"shape": shape, "way": name, "µs": times}
 
 
+def layer_rows(device: torch.device, clock: Clock) -> Iterator[dict[str, Any]]:
+    """The times of a layer of the first shape, by its parts in Triton and by the halo kernels."""
+    channels, outputs, size, _ = SHAPES[0]
+    layer = ns.Conv2d(channels, outputs, 3, padding=1, similarity="dynamic-diagonal")
+    plain = nn.Conv2d(channels, outputs, 3, padding=1)
+    x = torch.randn(128, channels, size, size, device=device, dtype=torch.bfloat16)
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+    for name, module, on in (
+        ("nn.Conv2d", plain, False),
+        ("triton", layer, False),
+        ("halo", layer, True),
+    ):
+        use_halo(on)
+        module.to(device, torch.bfloat16, memory_format=torch.channels_last)
+        calls = {"forward": partial(module, x), "with backward": partial(_differentiate, module, x)}
+        times = {part: round(clock(call, CALLS * REPLAYS) * 1e6, 1) for part, call in calls.items()}
+        yield {"layer": (channels, outputs, size), "way": name, "µs": times}
+
+
+def _differentiate(module: nn.Module, x: Tensor) -> None:
+    torch.autograd.grad(module(x).float().sum(), [x, *module.parameters()])
+
+
 def main() -> int:
     """Write the lines."""
     if not torch.cuda.is_available():
@@ -101,10 +131,15 @@ def main() -> int:
     device = torch.device("cuda", torch.cuda.current_device())
     torch.backends.cudnn.benchmark = True
     for shape in SHAPES:
-        for row in measured_rows(shape, 128, device, clock_of(device)):
-            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
-            sys.stdout.flush()
+        _write_rows(measured_rows(shape, 128, device, clock_of(device)))
+    _write_rows(layer_rows(device, clock_of(device)))
     return 0
+
+
+def _write_rows(rows: Iterator[dict[str, Any]]) -> None:
+    for row in rows:
+        sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def test_an_empty_batch_launches_nothing(kind, monkeypatch):
 def test_the_script_of_the_first_contact_times_every_way(monkeypatch):
     for way in ("halo", "triton"):
         monkeypatch.setitem(halo_first_contact.WAYS, way, halo_first_contact.Convolution())
-    shape, cpu, timed = (32, 64, 4), torch.device("cpu"), []
+    shape, cpu, timed = (32, 64, 4, True), torch.device("cpu"), []
 
     def clock(call, _repeats):
         timed.append(call())
@@ -200,3 +200,11 @@ def test_the_script_of_the_first_contact_times_every_way(monkeypatch):
     first, *rows = halo_first_contact.measured_rows(shape, 1, cpu, clock)
     assert first["fault"] == "wrong"
     assert [row["way"] for row in rows] == ["nn.Conv2d", "triton"]
+
+
+def test_the_script_of_the_first_contact_times_a_layer(monkeypatch):
+    monkeypatch.setattr(halo, "_SWITCH", {"on": False})
+    monkeypatch.setattr(halo_first_contact, "SHAPES", [(4, 6, 5, False)])
+    rows = halo_first_contact.layer_rows(torch.device("cpu"), lambda call, _: call() is None)
+    assert [row["way"] for row in rows] == ["nn.Conv2d", "triton", "halo"]
+    assert halo._SWITCH["on"]

@@ -20,11 +20,11 @@ INSTRUCTIONS = {
     "gradients": (1680,),
     "weight_gradient": (790,),
     "hidden": (1150,),
-    "predicted": (1100,),
-    "full_forward": (260, 550),
-    "full_gradient": (260, 550),
+    "predicted": (1150,),
+    "full_forward": (270, 550),
+    "full_gradient": (270, 550),
     "full_m_gradient": (1600,),
-    "full_weight_gradient": (260, 1450),
+    "full_weight_gradient": (340, 1450),
 }
 """The most of each inner loop, of 64 × 64 channels: over tiles 105, 187 and 263 a warp and tap; of
 a full M over three taps of a mixture, then over units of channels, rows of taps, or tiles."""

@@ -326,7 +326,7 @@ class DynamicSimilarity(nn.Module):
         padded, frame = self.geometry.pad_input(x), self.frame
         if frame is not None and takes_layer(x):
             parts = standard_parts(self, padded, weight, bias)
-            if parts is not None and takes_parts(parts, frame):
+            if parts is not None and (padded.is_cpu or takes_parts(parts, frame)):
                 return predicted_conv(parts, frame)
         structure = self.structure
         output = self.window.output_size(padded.shape[2:])

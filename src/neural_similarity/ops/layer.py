@@ -88,10 +88,8 @@ def takes_layer(x: Tensor) -> bool:
 
 
 def takes_parts(given: LayerTensors, frame: LayerFrame) -> bool:
-    """Whether `predicted_conv` takes checked parts whose x `takes_layer`."""
+    """Whether `predicted_conv` takes checked parts on a GPU, whose x `takes_layer`."""
     x, weight, _, first, last, *_ = given
-    if not by_kernels(x):
-        return True
     operands = Operands(x.to(autocast_dtype(x)), weight, x, frame.window, frame.groups)
     return halo.declines_predictor(operands, first, last, frame.full) is None
 
