@@ -88,3 +88,9 @@ def test_what_the_page_says_of_the_choice_of_rates_for_tasks():
     ranked = sorted(means, key=means.__getitem__, reverse=True)
     told = ", ".join(f"{names[way]} {means[way]:.1f}" for way in ranked)
     assert f"in percent: {told}." in SECTION
+    firsts = [runs[str(MapRun(way, rates[way], "task-0", 11))] for way in ("full", "piggyback")]
+    m, mask = (
+        float(CONTINUAL.size[1](way, run["trained"]).replace(",", "")) / 1000
+        for way, run in zip(("full", "piggyback"), firsts, strict=True)
+    )
+    assert f"{m:.1f} kB; one of Piggyback's masks {mask:.0f} kB" in SECTION
