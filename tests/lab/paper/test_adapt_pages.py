@@ -56,8 +56,14 @@ def test_what_the_page_says_of_known_changes():
 def test_what_the_page_says_of_streams():
     runs = runs_of(STREAM)
     told = re.findall(r"At 30°, drawn at random, batches of 200: (.*?)\.\s", SECTION)
-    cell = STREAM.cells[0]
-    trials = {t.way: t for t in cell.trials({k: run["accuracy"] for k, run in runs.items()})}
+    cell, by_class, small, small_by_class = STREAM.cells[:4]
+    scores = {key: run["accuracy"] for key, run in runs.items()}
+    trials = {trial.way: trial for trial in cell.trials(scores)}
+    for one in (cell, small):
+        full, norm, alone = (scores[str(trial)] for trial in one.trials(scores))
+        assert norm > full > alone
+    for one in (by_class, small_by_class):
+        assert all(scores[str(trial)] < 0.25 for trial in one.trials(scores))
     assert cell.label == "turned by 30°, i.i.d., batches of 200"
     order = ("statistics", "norm", "full")
     names = ("statistics alone", "batch normalisation by entropy", "M by entropy")
