@@ -20,8 +20,10 @@ INLINE void NAME(fold_maps)(const float *w, const float *m, T *to, int64_t chann
                             int64_t wide) {
     for (int64_t c = 0; c < channels; c += LANES) {
         vector own[MOST_TAPS];
-        UNROLL for (int64_t s = 0; s < taps; s++)
+        UNROLL for (int64_t s = 0; s < taps; s++) {
+            __builtin_prefetch(w + (taps + s) * channels + c); // of the next filter
             own[s] = load_some_float32(w + s * channels + c, channels - c);
+        }
         for (int64_t t = 0; t < taps; t++) {
             vector sum = {0};
             UNROLL for (int64_t s = 0; s < taps; s++) sum += m[s * wide + t] * own[s];
@@ -51,6 +53,7 @@ INLINE void NAME(pair_maps)(const float *w, const float *g, double *sum, int64_t
         vector total[MOST_TAPS] = {{0}};
         for (int64_t c = 0; c < channels; c += LANES) {
             const vector own = load_some_float32(w + s * channels + c, channels - c);
+            __builtin_prefetch(w + (taps + s) * channels + c); // of the next filter
             UNROLL for (int64_t t = 0; t < taps; t++)
                 total[t] += own * load_some_float32(g + t * channels + c, channels - c);
         }
@@ -117,8 +120,10 @@ int NAME(fold_backward)(int64_t filters, int64_t channels, int64_t taps, int64_t
         const int64_t some = full ? 0 : filters;
         #pragma omp for schedule(static)
         for (int64_t o = 0; o < some; o++) {
-            for (int64_t i = 0; i < size; i += LANES)
+            for (int64_t i = 0; i < size; i += LANES) {
+                __builtin_prefetch(grad + (o + 1) * size + i);
                 store_some_float32(g + i, NAME(load_some)(grad + o * size + i, size - i), size - i);
+            }
             if (grad_weight)
                 BY_TAPS(fold_filter_float32, last, g, rows, grad_weight + o * size);
             if (grad_m)
