@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks import distributed, few_shot, loops, networks, performance, subjects
+from benchmarks import distributed, few_shot, loops, networks, performance, price, subjects
 from benchmarks.case import KINDS
 from benchmarks.measure import Watch
-from benchmarks.networks import COMPARED, KNOWN, PREDICTORS, texts
+from benchmarks.networks import COMPARED, KNOWN, NETWORKS, PREDICTORS, texts
 from benchmarks.options import PROGRAM, Options, PageOptions, given
 from benchmarks.plots import draw
 from benchmarks.report import Report, Row, to_markdown, write
@@ -66,7 +66,18 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
     "training": (loops.training, Options(batch=(128,), similarity=SIMILARITIES)),
     "networks": (
         networks.whole,
-        Options(dtype="fp32", rounds=5, threads=(1,), batch=(8, 32), size=(160,)),
+        Options(
+            dtype="fp32",
+            rounds=5,
+            threads=(1,),
+            batch=(8, 32),
+            size=(160,),
+            network=("ResNet-18", "EfficientNet-Lite0", "U-Net"),
+        ),
+    ),
+    "price": (
+        price.price,
+        Options(rounds=7, threads=(1,), network=("ResNet-18", "EfficientNet-B0")),
     ),
     "recipes": (networks.recipes, Options(dtype="bf16", batch=(128,))),
     "inference": (networks.inference, Options(batch=(1, 128), similarity=SIMILARITIES)),
@@ -127,13 +138,15 @@ def _run(name: str, args: Sequence[str]) -> int:
 def _options(name: str, args: Sequence[str]) -> Options:
     rows, default = BENCHES[name]
     options = given(default, args, name, str(rows.__doc__))
-    for option in ("batch", "size", "similarity"):
+    for option in ("batch", "size", "similarity", "network"):
         if getattr(options, option) and not getattr(default, option):
             raise UsageError(f"`{option}` is not an option of {name}")
     for similarity in options.similarity:
         require_known_name(
             "similarity", similarity, KINDS if default.similarity == KINDS else KNOWN
         )
+    for network in options.network:
+        require_known_name("network", network, NETWORKS)
     taken = {option: value for option, value in QUICK.items() if getattr(default, option)}
     return replace(options, rounds=3, **taken) if options.quick else options
 

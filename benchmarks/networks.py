@@ -115,7 +115,7 @@ def recipes(options: Options) -> Iterator[Row]:
 
 def whole(options: Options) -> Iterator[Row]:
     """Updates of whole networks, plain and converted, in both layouts."""
-    names = ("U-Net",) if options.quick else NETWORKS
+    names = ("U-Net",) if options.quick else options.network
     for case in options.cases(names, nchw=True):
         what = f"updates of {case.kind}, {case.layout}"
         yield from _updates(what, case, converted, (PLAIN, *CONVERTED))
@@ -195,11 +195,11 @@ def _compared(
     return compare(group, [enter(*pair) for pair in pairs], case)
 
 
-def _efficientnet() -> nn.Module:
+def _of_timm(name: str) -> nn.Module:
     import timm  # The other networks need no timm.
 
     # Without dropout: two copies must compute the same.
-    return timm.create_model("tf_efficientnet_lite0", num_classes=CLASSES, drop_rate=0.0)
+    return timm.create_model(name, num_classes=CLASSES, drop_rate=0.0)
 
 
 class UNet(nn.Module):
@@ -235,7 +235,10 @@ def _pair(channels: int, filters: int) -> nn.Sequential:
 
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "ResNet-18": partial(models.build, "resnet18", CLASSES),
-    "EfficientNet-Lite0": _efficientnet,
+    "EfficientNet-Lite0": partial(_of_timm, "tf_efficientnet_lite0"),
     "U-Net": UNet,
+    "ResNet-50": partial(models.build, "resnet50", CLASSES),
+    "EfficientNet-B0": partial(_of_timm, "efficientnet_b0"),
+    "ConvNeXt-T": partial(_of_timm, "convnext_tiny"),
 }
 """What people have, to be converted."""

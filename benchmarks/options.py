@@ -37,6 +37,8 @@ class Options:
     """Height and width of maps or images."""
     similarity: Names = ()
     """Kinds of M, or named similarities beside the plain network; dynamic-full takes minutes."""
+    network: Names = ()
+    """Whole networks, by name."""
     device: str = "auto"
     out: Path = Path("benchmarks")
     """Folder for what was found: NAME.json and NAME.png."""

@@ -20,6 +20,7 @@ HEADINGS = {
     "scaling": "Batch size, resolution, threads",
     "training": "Training",
     "networks": "Whole networks",
+    "price": "The price of M",
     "recipes": "Networks of the tables",
     "inference": "Inference",
     "fewshot": "Few-shot learning",

@@ -60,14 +60,14 @@ LAYERS = {
 def operators(options: Options) -> Iterator[Row]:
     """Our operators beside other formulations and operators."""
     for case in options.cases(options.similarity, extent=EXTENT):
-        yield from _compared({"similarity": case.kind}, case, subjects(case))
+        yield from compared({"similarity": case.kind}, case, subjects(case))
 
 
 def widths(options: Options) -> Iterator[Row]:
     """Our operators and layers at a ResNet's widths, in both layouts."""
     for case in options.cases(options.similarity, extent=WIDE, nchw=True):
         words = {"layout": case.layout, "similarity": case.kind}
-        yield from _compared(words, case, [plain(case), dynamic("ours", case), layer(case)])
+        yield from compared(words, case, [plain(case), dynamic("ours", case), layer(case)])
 
 
 def layers(options: Options) -> Iterator[Row]:
@@ -80,8 +80,8 @@ def layers(options: Options) -> Iterator[Row]:
             clock = partial(seconds_per_call, timer=time.process_time)
             on_cpu = one.runtime.device.type == "cpu"
             words = {"layer": name, "similarity": one.kind}
-            compared = [plain(one), dynamic("ours", one)]
-            yield from _compared(words, one, compared, clock if on_cpu else None)
+            both = [plain(one), dynamic("ours", one)]
+            yield from compared(words, one, both, clock if on_cpu else None)
 
 
 def scaling(options: Options) -> Iterator[Row]:
@@ -94,12 +94,13 @@ def scaling(options: Options) -> Iterator[Row]:
         for case in part.cases():
             kinds = [replace(case, channels=SCALED_CHANNELS, kind=kind) for kind in KINDS]
             chosen = [plain(kinds[0]), *(dynamic(f"ours, {one.kind}", one) for one in kinds)]
-            yield from _compared({"sweep": sweep}, kinds[0], chosen)
+            yield from compared({"sweep": sweep}, kinds[0], chosen)
 
 
-def _compared(
+def compared(
     words: dict[str, str], case: Case, chosen: Iterable[Subject], clock: Clock | None = None
 ) -> list[Row]:
+    """Rows of operators and layers: their times, forward alone and with backward, and costs."""
     checker = Checker(case.operands.grad, case.dtype)
 
     def enter(subject: Subject) -> Entrant:

@@ -25,6 +25,7 @@ QUICK = {
     "widths": ("--similarity", "diagonal"),
     "layers": ("--similarity", "diagonal"),
     "networks": (),
+    "price": ("--network", "ResNet-18", "--dtype", "bf16"),
     "recipes": (),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "fewshot": (),

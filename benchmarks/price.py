@@ -1,0 +1,132 @@
+"""What M adds to whole networks, inference and training, and to the smallest layer: CPU time."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from benchmarks import subjects
+from benchmarks.case import Case, learn, seeded
+from benchmarks.compare import Entrant, compare, forward
+from benchmarks.measure import Call, Clock, macs, seconds_per_call
+from benchmarks.networks import CLASSES, FORWARD, NETWORKS, PLAIN, STEP, checker, subject, update
+from benchmarks.options import Options
+from benchmarks.report import Row
+from neural_similarity.conversion import convert
+from neural_similarity.nn.text import required_similarity
+
+CONVERTED = {
+    "static-full": "static-full",
+    "dynamic-diagonal": "dynamic-diagonal",
+    "pooled-diagonal": "Dynamic(Diagonal(), predictor=Pooled())",
+    "pooled-full": "Dynamic(Full(), predictor=Pooled())",
+    "light-diagonal": "Dynamic(Diagonal(), predictor=Light())",
+    "light-full": "Dynamic(Full(), predictor=Light())",
+}
+"""Similarities of the networks, by name."""
+HOST = "one layer of 8 channels on 1×8×8×8"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A network at a size, and what it is compared with."""
+
+    network: str
+    what: str
+    dtype: str
+    batch: int
+    size: int
+    names: tuple[str, ...]
+
+
+CHEAP = ("pooled-diagonal", "pooled-full", "light-diagonal", "light-full")
+PARTS = (
+    Part("ResNet-18", FORWARD, "fp32", 1, 96, ("static-full",)),
+    Part("ResNet-18", FORWARD, "fp32", 1, 224, ("static-full",)),
+    Part("ResNet-18", STEP, "bf16", 2, 160, ("static-full", "pooled-full")),
+    Part("ResNet-18", STEP, "bf16", 8, 160, ("static-full", "dynamic-diagonal")),
+    *(
+        Part("ResNet-18", what, "fp32", 8, 160, ("dynamic-diagonal", *CHEAP))
+        for what in (FORWARD, STEP)
+    ),
+    *(Part("EfficientNet-B0", what, "fp32", 8, 160, CHEAP) for what in (FORWARD, STEP)),
+    Part("ResNet-50", STEP, "bf16", 8, 160, ("static-full", "pooled-full", "light-diagonal")),
+    Part("ConvNeXt-T", STEP, "bf16", 4, 160, ("static-full", "pooled-full", "light-diagonal")),
+)
+"""What is measured; each with the networks of the same batch."""
+
+
+def price(options: Options) -> Iterator[Row]:
+    """Whole networks with cheap similarities, and the smallest layer, in CPU time."""
+    yield from _smallest_layer(options)
+    for part in PARTS:
+        if options.dtype in ("both", part.dtype) and part.network in options.network:
+            yield from _network_rows(options, part)
+
+
+def _case(options: Options, part: Part) -> Case:
+    """The case of a part; a quick one has small images."""
+    size = 32 if options.quick else part.size
+    own = replace(options, dtype=part.dtype, batch=(part.batch,), size=(size,))
+    return next(own.cases((part.network,)))
+
+
+def _clock(case: Case) -> Clock | None:
+    """CPU time; on a GPU its own clock."""
+    on_cpu = case.runtime.device.type == "cpu"
+    return partial(seconds_per_call, timer=time.process_time) if on_cpu else None
+
+
+def _smallest_layer(options: Options) -> Iterator[Row]:
+    """A dynamic diagonal layer whose time is the host's."""
+    case = next(replace(options, dtype="fp32", batch=(1,), size=(8,)).cases(("diagonal",)))
+    one = replace(case, channels=8)
+    compared = [subjects.plain(one), subjects.layer(one)]
+    yield from subjects.compared({"what": HOST}, one, compared, _clock(one))
+
+
+def _network_rows(options: Options, part: Part) -> list[Row]:
+    case = _case(options, part)
+    images = case.images(case.batch)
+    check, count = checker(case), case.batch
+    group = {"what": f"{part.what} of {part.network}", "dtype": part.dtype, "batch": part.batch}
+
+    def enter(name: str) -> Entrant:
+        network = _network(case, name)
+        if part.what == FORWARD:
+            network.eval().requires_grad_(False)
+        one = subject(case, name, network)
+        calls: Mapping[str, Call] = {part.what: _call(part, one.module, images)}
+        return Entrant(
+            name=name,
+            errors=partial(check.errors, one),
+            calls=calls,
+            costs={"macs": lambda: macs(one.module, [images]) / count},
+            speeds={"images_per_second": count},
+        )
+
+    entrants = [enter(name) for name in (PLAIN, *part.names)]
+    return compare(group | {"size": case.size}, entrants, case, _clock(case))
+
+
+def _network(case: Case, name: str) -> nn.Module:
+    """The network of the case, plain or converted."""
+    with seeded():
+        network = NETWORKS[case.kind]()
+        if name == PLAIN:
+            return network
+        return learn(convert(network, required_similarity(CONVERTED[name])))
+
+
+def _call(part: Part, module: nn.Module, images: torch.Tensor) -> Call:
+    """Inference, or an update by plain gradient descent with momentum."""
+    if part.what == FORWARD:
+        return forward(module, [images])
+    labels = torch.arange(len(images), device=images.device) % CLASSES
+    return partial(
+        update, module, SGD(module.parameters(), lr=0.01, momentum=0.9), (images, labels)
+    )
