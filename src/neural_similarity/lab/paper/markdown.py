@@ -43,6 +43,7 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
             _panel_table(panel, report.costs, verdicts),
             _panel_notes(panel),
         ]
+    parts.append(report.table.note)
     if verdicts:
         parts.append(_verdict_note(report, verdicts))
     if report.costs:
