@@ -28,6 +28,8 @@ CONVERTED = {
     "light-full": "Dynamic(Full(), predictor=Light())",
 }
 """Similarities of the networks, by name."""
+CHECKED_SIZE = 32
+"""Height and width of the images that networks are checked on, in float64."""
 HOST = "one layer of 8 channels on 1×8×8×8"
 
 
@@ -99,7 +101,7 @@ def _network_rows(options: Options, part: Part) -> list[Row]:
         network = _network(case, name)
         if part.what == FORWARD:
             network.eval().requires_grad_(False)
-        one = subject(case, name, network)
+        one = subject(replace(case, size=CHECKED_SIZE), name, network)
         calls: Mapping[str, Call] = {part.what: _call(part, one.module, images)}
         return Entrant(
             name=name,
