@@ -147,9 +147,15 @@ def test_adapters_leave_a_subclass_the_class_that_it_is(kind, merged, tmp_path):
     assert torch.equal(backbone(x), plain)
 
 
-def test_parametrized_layers_of_ours_are_still_refused():
-    model = nn.Sequential(ns.Conv2d(4, 4, 3))
-    parametrizations.weight_norm(model[0])
-    assert parametrize.is_parametrized(model[0])
-    reason = ns.plan(model, "static-full")["0"]
-    assert reason.endswith("remove its parametrizations")
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_parametrized_layers_of_ours_are_converted(similarity):
+    model, x = (
+        nn.Sequential(parametrizations.weight_norm(ns.Conv2d(4, 4, 3))),
+        torch.randn(2, 4, 5, 5),
+    )
+    converted = ns.convert(model, similarity)
+    assert parametrize.is_parametrized(converted[0])
+    torch.testing.assert_close(converted(x), model(x))
+    if similarity == "static-full":
+        torch.testing.assert_close(ns.fold(moved(converted))(x), converted(x))
+        assert parametrize.is_parametrized(converted[0])

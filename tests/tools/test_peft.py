@@ -332,3 +332,24 @@ def test_trainer(tmp_path):
     assert (y - backbone(pixel_values=images).logits).abs().max() > 1e-3
     assert torch.equal(loaded(pixel_values=images).logits, y)
     assert torch.equal(loaded.merge_and_unload()(pixel_values=images).logits, y)
+
+
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_padding_of_a_layers_own_goes_and_a_computed_kernel_is_refused(similarity):
+    class Causal(nn.Conv1d):
+        def forward(self, x):
+            return super().forward(nn.functional.pad(x, (2, 0)))
+
+    model, x = nn.Sequential(Causal(2, 3, 3)), torch.randn(1, 2, 7)
+    wrapped = peft.get_peft_model(deepcopy(model), ns.peft.NslConfig(similarity=similarity, target_modules=["0"]))
+    torch.testing.assert_close(wrapped(x), model(x))
+    for name, parameter in wrapped.named_parameters():
+        if "nsl" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    expected = wrapped(x)
+    assert (expected - model(x)).abs().max() > 1e-3
+    if similarity == "static-full":
+        torch.testing.assert_close(wrapped.merge_and_unload()(x), expected)
+    computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)))
+    with pytest.raises(ValueError, match="computes its kernel, so that nothing can be merged"):
+        peft.get_peft_model(computed, ns.peft.NslConfig(similarity=similarity, target_modules=["0"]))

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
 
 from neural_similarity.conversion.freezing import similarities_of
 from neural_similarity.conversion.tables import PrintedTable
@@ -24,13 +23,14 @@ from neural_similarity.nn import Dynamic, Geometry
 from neural_similarity.nn.layer import (
     LAYER_CLASSES,
     check_ready,
+    counterpart,
     geometry_of,
     has_similarity,
     is_made_by,
     replaced_forward,
-    torchs_class,
 )
 from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.own_forward import UnusualForward
 from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
 from neural_similarity.nn.text import Similarity, SimilarityName, required_similarity
@@ -176,7 +176,10 @@ def _skip_reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | 
         return f"is a {_class_name(layer)}, not exactly a torch.nn.{nearest}{advice}"
     if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
         return "is an LSTM with two directions or a projection"
-    return _misfit_reason(_part_geometries(layer), spec, where)
+    try:
+        return _misfit_reason(_part_geometries(layer), spec, where)
+    except UnusualForward as error:
+        return f"is a {_class_name(layer)}, {error}"
 
 
 def _part_geometries(layer: nn.Module) -> list[Geometry]:
@@ -187,9 +190,7 @@ def _part_geometries(layer: nn.Module) -> list[Geometry]:
 
 def _subclass_advice(layer: nn.Module) -> str:
     """How to convert a layer of a subclass, if that is possible."""
-    if parametrize.is_parametrized(layer):
-        return "; remove its parametrizations"
-    if torchs_class(type(layer)) is None:
+    if counterpart(type(layer)) is None:
         return ""
     return f"; where={_class_name(layer)}, its class, converts it"
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Literal, cast, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from neural_similarity.choices import require_flag
 from neural_similarity.conversion.backbone_state import forget_states, remember_state
@@ -148,12 +148,14 @@ def _clean(model: nn.Module) -> None:
 
 def copy_in_modes(model: AnyNetwork) -> AnyNetwork:
     """A deep copy in the same modes: torchvision's feature extractors copy into training mode."""
+    # What hooks computed, as weight_norm's and pruning's do at every call, torch does not copy.
+    tensors = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
+    computed = {id(t): t.detach().clone() for t in tensors if not t.is_leaf}
     try:
-        copied = deepcopy(model)
-    except RuntimeError as error:  # a tensor that a hook computed, as pruning's are until removed
+        copied = deepcopy(model, computed)
+    except RuntimeError as error:  # a tensor that was computed, elsewhere
         raise ValueError(
-            f"`model` must allow a deep copy: {error}; convert and unconvert take inplace=True, "
-            "and prune.remove turns pruned weights into parameters"
+            f"`model` must allow a deep copy: {error}; convert and unconvert take inplace=True"
         ) from error
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in copied.named_modules():

@@ -5,16 +5,21 @@ from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from neural_similarity.conversion.wrappers import plain_name, plain_state, unwrap_model
-from neural_similarity.nn.layer import LAYER_CLASSES, SimilarityLayer, torchs_class
+from neural_similarity.nn.layer import (
+    LAYER_CLASSES,
+    SimilarityLayer,
+    counterpart,
+    unparametrized_class,
+)
 
 Part = str | nn.Module
 Parts = Part | Collection[Part]
 Kinds = tuple[type[nn.Module], ...]
 Choose = Callable[[str, nn.Module], bool]
 Choice = list[str] | Kinds | Choose
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
 Where = str | type[nn.Module] | Collection[str] | Kinds | Choose
 
 
@@ -95,7 +100,7 @@ def exact_names(where: Choice | None) -> set[str]:
 def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     """Whether `where` selects a module."""
     if where is None:
-        return type(module) is nn.Conv2d or isinstance(module, LAYER_CLASSES[nn.Conv2d])
+        return isinstance(module, CONVOLUTIONS)
     if isinstance(where, list):
         found = any(is_glob(glob) and matches_glob(name, glob) for glob in where)
         return name in where or (found and isinstance(module, tuple(LAYER_CLASSES)))
@@ -106,20 +111,20 @@ def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
 
 def converts_class(where: Choice | None, layer: nn.Module) -> bool:
     """Whether a layer's class is exact, or is named by `where` and can be converted."""
-    if is_exact(layer):
-        return True
-    asked = isinstance(where, tuple) and type(layer) in where
-    return asked and torchs_class(type(layer)) is not None
+    kind = unparametrized_class(layer)
+    asked = isinstance(where, tuple) and kind in where
+    return is_exact(layer) or (asked and counterpart(kind) is not None)
 
 
 def is_exact(layer: nn.Module) -> bool:
     """Whether a layer's class is torch's with a counterpart, our counterpart, or a user's of it.
 
-    Classes that torch puts on top, as for parametrizations and FSDP, do not count.
+    Of convolutions also subclasses of torch's. Parametrizations do not matter; a class that FSDP
+    puts on top does.
     """
-    above = type(layer).__mro__
-    ours = next((n for n, base in enumerate(above) if base in LAYER_CLASSES.values()), None)
+    kind = unparametrized_class(layer)
+    ours = next((n for n, base in enumerate(kind.__mro__) if base in LAYER_CLASSES.values()), None)
     if ours is None:
-        return type(layer) in LAYER_CLASSES
-    users = all(issubclass(base, SimilarityLayer) for base in above[:ours])
-    return users and not is_parametrized(layer)
+        extends = issubclass(kind, CONVOLUTIONS) and counterpart(kind) is not None
+        return kind in LAYER_CLASSES or extends
+    return all(issubclass(base, SimilarityLayer) for base in kind.__mro__[:ours])

@@ -10,7 +10,8 @@ from torch.nn.modules.conv import _ConvNd
 from neural_similarity.nn.compact import compact_layer
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
-from neural_similarity.nn.linear import Kernel, check_type
+from neural_similarity.nn.linear import Kernel
+from neural_similarity.nn.own_forward import extended_class, predicted_convolution
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity, SimilarityName
 
@@ -42,6 +43,11 @@ class _Convolution(SimilarityLayer):
         )  # pyright: ignore[reportCallIssue]  # fmt: skip
         self.with_similarity(similarity)
 
+    @classmethod
+    def extended(cls, kind: type[nn.Module]) -> type[SimilarityLayer]:
+        """The class for a subclass of torch's convolution."""
+        return extended_class(cls, kind)
+
     def geometry(self) -> Geometry:
         """The sizes of the layer that a similarity depends on."""
         return convolution_geometry(cast(_ConvNd, self))
@@ -64,16 +70,7 @@ class _Convolution(SimilarityLayer):
         layer, built = cast(_ConvNd, self), similarity.geometry
         weight = layer.weight
         _check_unchanged(layer, weight, built)
-        dims, channels = weight.dim() - 2, built.in_channels
-        if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
-            raise ValueError(
-                f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, "
-                f"got {tuple(x.shape)}"
-            )
-        check_type(x, weight)
-        if x.dim() == dims + 1:
-            return similarity.convolve(x[None], weight, layer.bias)[0]
-        return similarity.convolve(x, weight, layer.bias)
+        return predicted_convolution(x, weight, layer.bias, similarity)
 
     def fold(self) -> nn.Module:
         """Turn the layer into torch's in place, or return a smaller one: `compact_layer`."""

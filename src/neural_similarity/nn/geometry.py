@@ -56,6 +56,14 @@ class Geometry:
         none = (0,) * len(padded)
         return Window(self.kernel_size, self.stride, none, self.dilation).output_size(padded)
 
+    def sample_size(self) -> list[int]:
+        """A small input size with several output positions along every dimension."""
+        if not self.spatial:
+            return list(self.kernel_size)
+        windows = zip(self.kernel_size, self.stride, self.dilation, self.both_sides(), strict=True)
+        # Reflected padding has to be smaller than the input.
+        return [max(d * (k - 1) + 1 + 2 * s, 1 + max(pad)) for k, s, d, pad in windows]
+
     def both_sides(self) -> list[tuple[int, int]]:
         """Padding before and after, for every dimension."""
         if isinstance(self.padding, tuple):
@@ -82,14 +90,15 @@ def convolution_geometry(layer: _ConvNd) -> Geometry:
     return Geometry(
         *channels,
         kernel_size=tuple(taps),
-        stride=_repeat_per_dim(layer.stride, dims),
-        padding=padding if isinstance(padding, str) else _repeat_per_dim(padding, dims),
-        dilation=_repeat_per_dim(layer.dilation, dims),
+        stride=repeat_per_dim(layer.stride, dims),
+        padding=padding if isinstance(padding, str) else repeat_per_dim(padding, dims),
+        dilation=repeat_per_dim(layer.dilation, dims),
         groups=layer.groups,
         padding_mode=cast(PaddingMode, layer.padding_mode),
     )
 
 
-def _repeat_per_dim(amount: int | Sequence[int], dims: int) -> tuple[int, ...]:
+def repeat_per_dim(amount: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """One number for every dimension."""
     amounts = (amount,) if isinstance(amount, int) else tuple(amount)
     return amounts * dims if len(amounts) == 1 else amounts

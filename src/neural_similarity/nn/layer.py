@@ -13,6 +13,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.similarity import StaticSimilarity
@@ -24,7 +25,7 @@ LAYER_CLASSES: dict[type[nn.Module], type["SimilarityLayer"]] = {}
 """Maps torch's layer classes to ours."""
 _OF_EVERY_CLASS = {
     "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
-    "__static_attributes__", "plain",
+    "__static_attributes__", "plain", "__dict__", "__weakref__",
 }  # fmt: skip
 
 _AFTER_FOLDING = "has a similarity and can only be {} after ns.fold(model)"
@@ -109,8 +110,28 @@ class SimilarityLayer(nn.Module):
         check_exact(self)
         _release_forward(self)
         del self.similarity
-        self.__class__ = self.plain  # pyright: ignore[reportAttributeAccessIssue]
+        _set_class(self, self.plain)
         return self
+
+    @classmethod
+    def extended(cls, kind: type[nn.Module]) -> "type[SimilarityLayer] | None":
+        """The class that a subclass of `plain` is converted into, if it has one of its own."""
+        del kind
+        return None
+
+    def settle_kernel(self) -> None:
+        """Make parameters of what parametrizations or `torch.nn.utils.weight_norm` compute."""
+        for hook in [*self._forward_pre_hooks.values()]:
+            if isinstance(hook, WeightNorm):
+                remove_weight_norm(self, hook.name)
+        if is_parametrized(self):
+            names = list(cast(nn.ModuleDict, self.parametrizations))
+            values = {name: getattr(self, name).detach() for name in names}
+            # Not by torch's function: it takes the property off a class that copies share.
+            self.__class__ = type(self).__bases__[0]
+            del self.parametrizations
+            for name, value in values.items():
+                setattr(self, name, nn.Parameter(value))
 
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:
         """The module that a spec describes, or the module itself."""
@@ -138,6 +159,7 @@ class SimilarityLayer(nn.Module):
             raise ValueError(
                 f"`similarity` must be static for the layer to be folded, got {self.similarity!r}"
             )
+        self.settle_kernel()
         for name, part in self.similarities().items():
             _check_current(self, name)
             _check_current(part, "raw")
@@ -200,11 +222,11 @@ def become_ours(layer: nn.Module) -> SimilarityLayer:
         ValueError: no layer with a similarity exists for its class, or its `forward` is replaced.
     """
     if not isinstance(layer, SimilarityLayer):
-        plain = torchs_class(type(layer))
-        if plain is None:
+        ours = counterpart(unparametrized_class(layer))
+        if ours is None:
             raise ValueError(f"a {type(layer).__name__} cannot have a similarity")
         _release_forward(layer)
-        layer.__class__ = LAYER_CLASSES[plain]
+        _set_class(layer, ours)
     return cast(SimilarityLayer, layer)
 
 
@@ -242,18 +264,32 @@ def _release_forward(layer: nn.Module) -> None:
     vars(layer).pop("forward", None)
 
 
-def torchs_class(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """The torch class that `kind` is, or is a subclass of that overrides only `__init__`.
-
-    None where there is no such class: a `forward` or another method of torch's is overridden.
-    """
+def counterpart(kind: type[nn.Module]) -> "type[SimilarityLayer] | None":
+    """Our class for a class of torch's or a subclass of it; None without one, or if it is ours."""
     plain = next((base for base in kind.__mro__ if base in LAYER_CLASSES), None)
     if plain is None or issubclass(kind, SimilarityLayer):
         return None
-    return plain if _adds_nothing(kind, plain) else None
+    if any(base.__module__.startswith("torch.distributed") for base in kind.__mro__):
+        return None
+    ours = LAYER_CLASSES[plain]
+    made = ours if kind is plain else ours.extended(kind)
+    return made or (ours if adds_nothing(kind, plain) else None)
 
 
-def _adds_nothing(kind: type[nn.Module], base: type[nn.Module]) -> bool:
+def unparametrized_class(layer: nn.Module) -> type[nn.Module]:
+    """A layer's class below the one that torch's parametrizations put on top."""
+    return type(layer).__bases__[0] if is_parametrized(layer) else type(layer)
+
+
+def _set_class(layer: nn.Module, kind: type[nn.Module]) -> None:
+    """Exchange a layer's class below its parametrizations."""
+    if is_parametrized(layer):
+        above = {k: v for k, v in vars(type(layer)).items() if k not in _OF_EVERY_CLASS}
+        kind = type(type(layer).__name__, (kind,), above)
+    layer.__class__ = kind
+
+
+def adds_nothing(kind: type[nn.Module], base: type[nn.Module]) -> bool:
     """Whether a subclass overrides only `__init__` of `base`."""
     above = kind.__mro__[: kind.__mro__.index(base)]
     overridden = {name for each in above for name in vars(each) if hasattr(base, name)}
@@ -267,20 +303,23 @@ def geometry_of(layer: nn.Module) -> Geometry:
 
 def counterpart_of(layer: nn.Module) -> type[SimilarityLayer]:
     """Our class for a torch layer, or the layer's own if it is ours."""
-    kind = LAYER_CLASSES.get(torchs_class(type(layer)) or type(layer), type(layer))
-    return cast(type[SimilarityLayer], kind)
+    kind = unparametrized_class(layer)
+    return cast(type[SimilarityLayer], counterpart(kind) or kind)
 
 
 def check_exact(layer: SimilarityLayer) -> None:
     """Raise a `ValueError` where torch's class would drop what a subclass adds."""
-    kind = type(layer)
-    exact = next((base for base in kind.__mro__ if base in LAYER_CLASSES.values()), kind)
-    if not _adds_nothing(kind, exact):
-        mend = "; remove its parametrizations" if is_parametrized(layer) else ""
+    kind = unparametrized_class(layer)
+    exact = next((base for base in kind.__mro__ if _is_counterpart(base)), kind)
+    if not adds_nothing(kind, exact):
         raise ValueError(
             f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
-            f"{layer.plain.__name__}, got a {kind.__name__}{mend}"
+            f"{layer.plain.__name__}, got a {kind.__name__}"
         )
+
+
+def _is_counterpart(kind: type[nn.Module]) -> bool:
+    return counterpart(getattr(kind, "plain", kind)) is kind
 
 
 def _check_real(parameter: nn.Parameter, similarity: Any) -> None:

@@ -303,20 +303,10 @@ class DynamicSimilarity(nn.Module):
         Raises:
             ValueError: the predictor does not fit.
         """
-        x = next(self.parameters()).new_zeros(1, self.geometry.in_channels, *self._some_size())
+        size = self.geometry.in_channels, *self.geometry.sample_size()
+        x = next(self.parameters()).new_zeros(1, *size)
         with evaluation_mode(self.predictor):
             self._predict_raw(self.structure, x, self.geometry.output_size(x.shape[2:]))
-
-    def _some_size(self) -> list[int]:
-        """A small input size with several output positions along every dimension."""
-        frame = self.geometry
-        if not frame.spatial:
-            return list(frame.kernel_size)
-        windows = zip(
-            frame.kernel_size, frame.stride, frame.dilation, frame.both_sides(), strict=True
-        )
-        # Reflected padding has to be smaller than the input.
-        return [max(d * (k - 1) + 1 + 2 * s, 1 + max(pad)) for k, s, d, pad in windows]
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of x (n, c, *size) with M between `weight` and the patches.

@@ -15,6 +15,7 @@ from neural_similarity.conversion.planning import check_plan, make_plan
 from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.nn import Similarity, StaticSimilarity, sharing
 from neural_similarity.nn.layer import LAYER_CLASSES
+from neural_similarity.nn.own_forward import computes_kernel
 from neural_similarity.peft.config import NSL, NslConfig
 from neural_similarity.peft.layer import NslLayer
 
@@ -165,6 +166,8 @@ def _check_target(layer: nn.Module, name: str, spec: Similarity) -> None:
         why = "has an adapter of another tuner"
     elif isinstance(layer, tuple(kinds)):
         why = make_plan(layer, spec, [""])[""]
+        if why is None and computes_kernel(layer):
+            why = "computes its kernel, so that nothing can be merged; ns.convert takes it"
     else:
         why = f"is a {type(layer).__name__}"
     if why is not None:

@@ -1,0 +1,191 @@
+"""Convert, train, save, fold and export one network of every family of timm; write the page.
+
+    uv run python scripts/sweep.py                # every family: results/timm.json and the page
+    uv run python scripts/sweep.py resnet nfnet   # these alone, printed
+
+Networks have random weights; images are as small as a network takes.
+"""
+
+import json
+import logging
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import timm
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+import neural_similarity as ns
+from neural_similarity.lab.train.exporting import trace_network
+
+ROOT = Path(__file__).parents[1]
+RECORD, PAGE = ROOT / "results" / "timm.json", ROOT / "docs" / "reference" / "timm.md"
+SMALL = (
+    "atto zepto femto pico nano xxs micro xs mini tiny s0 t0 lite 18 10t b0 002 small 050".split()
+)
+SIZES = 64, 96, 128, 224, 256
+TOLERANCE = 1e-3
+"""Largest difference of a folded or exported network, relative to its largest output."""
+BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
+
+
+def smallest_network(family):
+    """The network with the fewest parameters among the five whose names look smallest."""
+    names = [name for name in timm.list_models(module=family) if not name.startswith("test_")]
+    likely = sorted(names, key=lambda name: (not any(mark in name for mark in SMALL), len(name)))
+    return min(likely[:5], key=count_parameters)
+
+
+def count_parameters(name):
+    """Without memory for them."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in timm.create_model(name).parameters())
+
+
+def make_network(name):
+    """The network with random weights, and two images of the smallest size that it takes."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=10).eval()
+    with torch.no_grad():  # Some layers start at zero, and answer alike to everything.
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    sizes = sorted({*SIZES, timm.get_pretrained_cfg(name).input_size[-1]})
+    for size in sizes:
+        x = torch.randn(2, 3, size, size)
+        try:
+            first_output(model, x)
+        except (RuntimeError, AssertionError, ValueError):
+            if size == sizes[-1]:
+                raise
+        else:
+            return model, x
+    raise AssertionError
+
+
+def first_output(model, x):
+    """The logits; some networks answer several in training."""
+    y = model(x)
+    return y[0] if isinstance(y, tuple | list) else y
+
+
+def train_steps(model, x):
+    """Two steps of Adam, and in how many layers M has moved."""
+    raws = {n: p for n, p in model.named_parameters() if n.endswith("similarity.raw")}
+    start = {name: raw.detach().clone() for name, raw in raws.items()}
+    optimizer = torch.optim.Adam(raws.values(), lr=1e-2)
+    model.train()
+    for _ in range(2):
+        optimizer.zero_grad()
+        first_output(model, x).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    return sum(not torch.equal(raw, start[name]) for name, raw in raws.items())
+
+
+@torch.no_grad()
+def relative_difference(one, other, x):
+    """Largest difference of two networks' outputs, relative to the largest output of the first."""
+    y, z = first_output(one, x), first_output(other, x)
+    return ((y - z).abs().max() / y.abs().max()).item()
+
+
+def try_network(name):
+    """A row: what was converted and why not, and what went wrong ("" where nothing did)."""
+    row = {"network": name, "error": ""}
+    try:
+        fill_row(row, *make_network(name))
+    except Exception as error:  # libraries raise errors of their own; the row names each
+        row["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return row
+
+
+def fill_row(row, backbone, x):
+    """Convert, train, save, load, fold and export a network."""
+    plan = ns.plan(backbone, "static-full")
+    larger = {n for n, m in backbone.named_modules() if is_larger(m)}
+    row |= {"size": x.shape[-1], "larger": len(larger), "reasons": reasons_of(plan, larger)}
+    alone = None not in plan.values()  # without a convolution to convert: linear layers
+    row["layers"] = "linear" if alone else "convolutions"
+    similarity, where = ("static-diagonal", nn.Linear) if alone else ("static-full", None)
+    model = ns.freeze_backbone(ns.convert(backbone, similarity, where), train=())
+    row["converted"] = sum(isinstance(m, ns.nn.StaticSimilarity) for m in model.modules())
+    differences = {"start": relative_difference(backbone, model, x)}
+    row["moved"] = train_steps(model, x)
+    with tempfile.TemporaryDirectory() as folder:
+        file = ns.save_adapter(model, Path(folder) / "adapter.safetensors")
+        row["kB"] = round(file.stat().st_size / 1000, 1)
+        again = ns.load_adapter(backbone, file).eval()
+    differences["loaded"] = relative_difference(model, again, x)
+    differences["folded"] = relative_difference(model, ns.fold(model).eval(), x)
+    exported = trace_network(model, x, free=False).module()
+    differences["exported"] = relative_difference(model, exported, x)
+    row |= {key: float(f"{value:.1e}") for key, value in differences.items()}
+    row["error"] = "; ".join(errors_of(row))
+
+
+def is_larger(module):
+    """Whether a module is a convolution of more than one tap, which is to be converted."""
+    own = module._parameters.get("weight")
+    return isinstance(module, _ConvNd) and (own is None or own[0, 0].numel() > 1)
+
+
+def reasons_of(plan, larger):
+    """Why convolutions are not converted, but for those of a single tap."""
+    found = {why for name, why in plan.items() if why and (name in larger or "tap" not in why)}
+    return sorted({re.sub(r"\d+", "n", why) for why in found})
+
+
+def errors_of(row):
+    """What is wrong in a row."""
+    limits = {"start": TOLERANCE, "loaded": 0, "folded": TOLERANCE, "exported": TOLERANCE}
+    wrong = [f"{key} differs" for key, limit in limits.items() if not row[key] <= limit]
+    return wrong + ["no M has moved"] * (row["moved"] == 0)
+
+
+def table_of(rows):
+    """The page's table."""
+    lines = [
+        "| family | network | pixels | with M | of | adapter, kB | loaded | folded | exported |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for family, row in rows.items():
+        if row["error"]:
+            lines.append(f"| {family} | {row['network']} | | | | | | | {row['error']} |")
+            continue
+        cells = [row[key] for key in ("network", "size", "converted")]
+        of = row["larger"] if row["layers"] == "convolutions" else "linear"
+        cells += [of, f"{row['kB']:,.1f}", row["loaded"], row["folded"], row["exported"]]
+        lines.append(f"| {family} | {' | '.join(map(str, cells))} |")
+    reasons = sorted(
+        {(why, family) for family, row in rows.items() for why in row.get("reasons", ())}
+    )
+    lines += ["", "| not converted | family |", "|---|---|"]
+    return "\n".join(lines + [f"| {why} | {family} |" for why, family in reasons]) + "\n"
+
+
+def write_page(rows):
+    """Put the table between the page's marks."""
+    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    PAGE.write_text(head + BEGIN + table_of(rows) + END + rest.partition(END)[2], "utf-8")
+
+
+def main(families):
+    """Print a line for every family; without names, keep the record and write the page."""
+    logging.getLogger("neural_similarity").setLevel(logging.ERROR)
+    rows = {}
+    for family in families or timm.list_modules():
+        rows[family] = try_network(smallest_network(family))
+        sys.stdout.write(f"{family}: {rows[family]}\n")
+        sys.stdout.flush()
+        if not families:
+            RECORD.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    if not families:
+        write_page(rows)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1:])

@@ -1,0 +1,243 @@
+"""Layers that compute their kernel or padding: M acts on the kernel that the convolution gets.
+
+The oracle writes the kernel, its standardisation or norm, M and the padding out in float64.
+"""
+
+import pickle
+from copy import deepcopy
+from math import ceil
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
+
+import neural_similarity as ns
+
+
+class Standardised(nn.Conv2d):
+    """As timm's, with a gain and padding by torch."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.rand(self.out_channels, 1, 1, 1))
+
+    def forward(self, x):
+        variance, mean = torch.var_mean(self.weight, (1, 2, 3), keepdim=True, correction=0)
+        kernel = self.gain * (self.weight - mean) / (variance + 1e-6).sqrt()
+        return self._conv_forward(x, kernel, self.bias)
+
+
+class Causal(nn.Conv1d):
+    """Pads on one side."""
+
+    def forward(self, x):
+        return super().forward(F.pad(x, (self.dilation[0] * (self.kernel_size[0] - 1), 0)))
+
+
+def of_timm(name, *args, **options):
+    return getattr(pytest.importorskip("timm.layers"), name)(*args, **options)
+
+
+def old_weight_norm(layer):
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        return nn.utils.weight_norm(layer)
+
+
+LAYERS = {
+    "gain": lambda: Standardised(4, 6, 3, 2, 1, groups=2),
+    "causal": lambda: Causal(4, 6, 3, dilation=2),
+    "weight_norm": lambda: parametrizations.weight_norm(nn.Conv2d(4, 6, (3, 2))),
+    "weight_norm, 3-d": lambda: parametrizations.weight_norm(nn.Conv3d(4, 6, (2, 3, 1)), dim=1),
+    "weight_norm, hook": lambda: old_weight_norm(nn.Conv2d(4, 6, 3, padding=1)),
+    "both": lambda: parametrizations.weight_norm(Standardised(4, 6, 3)),
+    "Conv2dSame": lambda: of_timm("Conv2dSame", 4, 6, 3, stride=2),
+    "StdConv2d": lambda: of_timm("StdConv2d", 4, 6, 3, stride=2),
+    "StdConv2dSame": lambda: of_timm("StdConv2dSame", 4, 6, 3, stride=2, bias=True),
+    "ScaledStdConv2d": lambda: of_timm("ScaledStdConv2d", 4, 6, 3, groups=2, gamma=1.7),
+    "ScaledStdConv2dSame": lambda: of_timm("ScaledStdConv2dSame", 4, 6, (3, 2), stride=2),
+}
+EVERY = pytest.mark.parametrize("name", LAYERS)
+BOTH = pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+
+
+def moved(model):
+    """A network whose similarities are away from the identity."""
+    for name, parameter in model.named_parameters():
+        if "similarity" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def make(name):
+    torch.manual_seed(0)
+    layer = LAYERS[name]().double()
+    sizes = {nn.Conv1d: (9,), nn.Conv3d: (4, 5, 3)}
+    size = next((s for kind, s in sizes.items() if isinstance(layer, kind)), (9, 8))
+    return nn.Sequential(layer), torch.randn(2, 4, *size, dtype=torch.float64)
+
+
+def oracle_kernel(name, layer):
+    """The kernel that the layer's convolution gets, from its parameters."""
+    if "weight_norm" in name or name == "both":
+        inner = layer.parametrizations.weight if hasattr(layer, "parametrizations") else layer
+        g, v = (
+            (inner.original0, inner.original1)
+            if inner is not layer
+            else (layer.weight_g, layer.weight_v)
+        )
+        others = [dim for dim in range(v.dim()) if g.shape[dim] == 1]
+        kernel = g * v / v.square().sum(others, keepdim=True).sqrt()
+    else:
+        kernel = layer.weight
+    if name in ("gain", "both") or "Std" in name:
+        rows = kernel.flatten(1)
+        centred = rows - rows.mean(1, keepdim=True)
+        rows = centred / (centred.square().mean(1, keepdim=True) + 1e-6).sqrt()
+        kernel = rows.view_as(kernel)
+    if "Scaled" in name:
+        kernel = kernel * layer.gain * layer.scale
+    return kernel * layer.gain if name in ("gain", "both") else kernel
+
+
+def oracle_input(name, layer, x):
+    """The input with its padding, of which "same" is more behind than before."""
+    if name == "causal":
+        return F.pad(x, (4, 0))
+    if "Same" in name:
+        totals = [
+            max((ceil(n / 2) - 1) * 2 + k - n, 0)
+            for n, k in zip(x.shape[2:], layer.kernel_size, strict=True)
+        ]
+        (top, left), (height, width) = [t // 2 for t in totals], totals
+        return F.pad(x, (left, width - left, top, height - top))
+    sides = [amount for pad in reversed(layer.padding) for amount in (pad, pad)]
+    return F.pad(x, sides)
+
+
+def oracle(name, layer, x, m):
+    kernel = oracle_kernel(name, layer)
+    kernel = (kernel.flatten(2) @ m).view_as(kernel)
+    convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
+    options = layer.stride, 0, layer.dilation, layer.groups
+    return convolve(oracle_input(name, layer, x), kernel, layer.bias, *options)
+
+
+@EVERY
+def test_a_static_m_acts_on_the_kernel_that_the_convolution_gets(name):
+    model, x = make(name)
+    layer = moved(ns.convert(model, "static-full"))[0]
+    m = layer.similarity.matrix().double()
+    torch.testing.assert_close(layer(x), oracle(name, layer, x, m), atol=1e-12, rtol=1e-12)
+
+
+@EVERY
+@BOTH
+def test_it_starts_as_the_layer_and_trains(name, similarity):
+    model, x = make(name)
+    converted = ns.freeze_backbone(ns.convert(model, similarity), train=())
+    torch.testing.assert_close(converted(x), model(x), atol=1e-12, rtol=1e-12)
+    before = converted(x).detach()
+    optimizer = torch.optim.SGD([p for p in converted.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        converted(x).square().mean().backward()
+        optimizer.step()
+    assert (converted(x) - before).abs().max() > 1e-4
+    assert torch.equal(ns.unconvert(converted)(x), model(x))
+    assert type(ns.unconvert(converted)[0]).__name__ == type(model[0]).__name__
+
+
+@EVERY
+def test_it_folds_to_a_layer_without_the_library(name):
+    model, x = make(name)
+    converted = moved(ns.convert(model, "static-full"))
+    expected = converted(x)
+    folded = ns.fold(converted)
+    assert not isinstance(folded[0], ns.nn.SimilarityLayer)
+    assert set(folded.state_dict()) <= {"0.weight", "0.bias"}
+    torch.testing.assert_close(folded(x), expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(converted(x), expected, atol=0, rtol=0)
+
+
+@EVERY
+@BOTH
+def test_it_is_saved_and_copied(name, similarity, tmp_path):
+    model, x = make(name)
+    converted = moved(ns.convert(model, similarity)).eval()
+    expected = converted(x)
+    file = ns.save_adapter(converted, tmp_path / "a")
+    assert torch.equal(ns.load_adapter(model, file).eval()(x), expected)
+    switch = ns.adapters(model, a=file)
+    assert torch.equal(switch.use("a").backbone(x), expected)
+    assert type(switch.use(None).backbone[0]) is type(model[0])
+    if "hook" not in name:  # torch copies none of these
+        assert torch.equal(deepcopy(converted)(x), expected)
+    if not (parametrize.is_parametrized(model[0]) or "hook" in name):
+        assert torch.equal(pickle.loads(pickle.dumps(converted))(x), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in LAYERS if "hook" not in name])
+@BOTH
+def test_it_is_exported_and_compiled(name, similarity):
+    model, x = make(name)
+    converted = moved(ns.convert(model, similarity)).eval()
+    torch.compiler.reset()
+    sizes = {0: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(converted, (x,), dynamic_shapes=(sizes,)).module()
+    compiled = torch.compile(converted, backend="eager", fullgraph=True)
+    batch = torch.cat([x, x + 1])
+    for run in (program, compiled):
+        torch.testing.assert_close(run(batch), converted(batch), atol=1e-12, rtol=1e-12)
+
+
+class WithParts(nn.Conv2d):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.inner = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return super().forward(self.inner(x))
+
+
+class Twice(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x) + super().forward(-x)
+
+
+class Mixed(nn.Conv2d):
+    def forward(self, x, weights):
+        return weights * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (WithParts, "is a WithParts, with parts of its own"),
+        (Twice, "is a Twice, whose `forward` calls 2 convolutions of torch's, not one"),
+        (Mixed, "is a Mixed, whose `forward` fails on one image alone: "),
+    ],
+)
+def test_what_m_has_no_place_in_says_why(kind, reason):
+    plan = ns.plan(nn.Sequential(kind(4, 4, 3), nn.Conv2d(4, 4, 3)), "static-full")
+    assert plan["0"].startswith(reason)
+    assert plan["1"] is None
+
+
+def test_a_kernel_and_a_padding_of_its_own_fold_together_in_timms_layers_alone():
+    class Odd(Standardised):
+        def forward(self, x):
+            return super().forward(F.pad(x, (1, 0, 0, 0)))
+
+    converted = ns.convert(nn.Sequential(Odd(4, 4, 3)), "static-full")
+    with pytest.raises(ValueError, match="must leave padding to torch's convolution to be folded"):
+        ns.fold(converted)
+
+
+def test_a_window_that_changed_is_refused():
+    layer = ns.convert(nn.Sequential(Standardised(4, 4, 3)), "dynamic-diagonal")[0]
+    layer.stride = 2, 2
+    with pytest.raises(ValueError, match="the layer's convolution must stay Geometry"):
+        layer(torch.randn(1, 4, 8, 8))
