@@ -341,7 +341,8 @@ def test_padding_of_a_layers_own_goes_and_a_computed_kernel_is_refused(similarit
             return super().forward(nn.functional.pad(x, (2, 0)))
 
     model, x = nn.Sequential(Causal(2, 3, 3)), torch.randn(1, 2, 7)
-    wrapped = peft.get_peft_model(deepcopy(model), ns.peft.NslConfig(similarity=similarity, target_modules=["0"]))
+    options = {"similarity": similarity, "target_modules": ["0"]}
+    wrapped = peft.get_peft_model(deepcopy(model), ns.peft.NslConfig(**options))
     torch.testing.assert_close(wrapped(x), model(x))
     for name, parameter in wrapped.named_parameters():
         if "nsl" in name:
@@ -352,4 +353,4 @@ def test_padding_of_a_layers_own_goes_and_a_computed_kernel_is_refused(similarit
         torch.testing.assert_close(wrapped.merge_and_unload()(x), expected)
     computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)))
     with pytest.raises(ValueError, match="computes its kernel, so that nothing can be merged"):
-        peft.get_peft_model(computed, ns.peft.NslConfig(similarity=similarity, target_modules=["0"]))
+        peft.get_peft_model(computed, ns.peft.NslConfig(**options))

@@ -32,11 +32,16 @@ def convert(
 ) -> AnyNetwork:
     """`model` with a similarity in its convolutions, and the same outputs until it is trained.
 
-    Converts every module that is exactly a `torch.nn.Conv2d` with more than one kernel tap:
+    Converts every `torch.nn.Conv1d`, `Conv2d` and `Conv3d` with more than one kernel tap:
     parameters, hooks, dtype, device and training mode stay, and a module that is used in several
     places stays one module. `where` selects torch's other layers, too, for which the library has a
     counterpart. A second call changes nothing; modules named in `where` must have no similarity
     yet. `plan` lists what is skipped and why.
+
+    Subclasses of these convolutions may have a `forward` of their own that calls torch's
+    convolution once, such as timm's Conv2dSame and StdConv2d: M acts on the kernel of that call,
+    also behind `weight_norm`. `unconvert` gives their class back. `fold` does so, too, unless the
+    kernel is computed: then a plain layer gets it.
 
     A similarity acts in the layer's `forward`: networks that read a layer's weight without calling
     it (torchvision's Swin does so with `qkv` and `proj`) ignore the similarity.
@@ -48,9 +53,9 @@ def convert(
         where: Name or names of the modules to convert, as in `model.named_modules()` before the
             network was compiled or wrapped, globs among them ("layer4.*": whatever fits and can be
             converted), or a class or classes, such as `torch.nn.Linear`, or a function of
-            (name, module) that decides; by default all convolutions. A class that overrides no
-            more than `__init__` of torch's (torchvision's Conv3DSimple) is converted if it is named
-            itself, and `fold` returns torch's class.
+            (name, module) that decides; by default all convolutions. A class of other layers that
+            overrides no more than `__init__` of torch's is converted if it is named itself, and
+            `fold` returns torch's class.
         inplace: Convert `model` itself; if that fails, it is left unchanged.
 
     Raises:
