@@ -1,7 +1,7 @@
 """Convert, train, save, fold and export one network of every family of timm; write the page.
 
-    uv run python scripts/sweep.py                # every family: results/timm.json and the page
-    uv run python scripts/sweep.py resnet nfnet   # these alone, printed
+    uv run python scripts/sweep.py                # families that results/timm.json lacks
+    uv run python scripts/sweep.py resnet nfnet   # these, again
 
 Networks have random weights; images are as small as a network takes.
 """
@@ -173,17 +173,15 @@ def write_page(rows):
 
 
 def main(families):
-    """Print a line for every family; without names, keep the record and write the page."""
+    """Try these families, or those that the record lacks; print, keep and show each."""
     logging.getLogger("neural_similarity").setLevel(logging.ERROR)
-    rows = {}
-    for family in families or timm.list_modules():
+    rows = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    for family in families or sorted({*timm.list_modules()} - {*rows}):
         rows[family] = try_network(smallest_network(family))
         sys.stdout.write(f"{family}: {rows[family]}\n")
         sys.stdout.flush()
-        if not families:
-            RECORD.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
-    if not families:
-        write_page(rows)
+        RECORD.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n", "utf-8")
+    write_page(dict(sorted(rows.items())))
 
 
 if __name__ == "__main__":
