@@ -167,10 +167,58 @@ def test_tensorboard_has_the_metrics(tmp_path):
         assert found == pytest.approx(lines)
 
 
+class FakeTracker:
+    """What W&B and MLflow have in common here: settings, then numbers by step."""
+
+    def __init__(self):
+        self.settings, self.lines = {}, {}
+
+    def init(self, *, name, config, reinit):
+        assert reinit == "finish_previous"
+        self.settings = config | {"run": name}
+        return self
+
+    def log(self, numbers, step):
+        self.lines.setdefault(step, {}).update(numbers)
+
+    def end_run(self):
+        self.settings, self.lines = {}, {}
+
+    def start_run(self, *, run_name):
+        self.settings["run"] = run_name
+
+    def log_params(self, config):
+        self.settings |= config
+
+    log_metrics = log
+
+
+@pytest.mark.parametrize("tool", ["wandb", "mlflow"])
 @pytest.mark.usefixtures("tiny")
-def test_without_tensorboard_no_run_begins(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    words = ["--track", "tensorboard", "--steps", "2", *SMALL]
+def test_other_trackers_get_the_metrics(tool, tmp_path, monkeypatch):
+    tracker = FakeTracker()
+    monkeypatch.setitem(sys.modules, tool, tracker)
+    run = train_tiny(tmp_path, track=tool, validation=8, evaluate_every=3)
+    lines: dict[int, dict] = {}
+    for line in read_lines(run.metrics):
+        lines.setdefault(line["step"], {}).update(line)
+    assert tracker.settings["run"] == run.path.name
+    assert tracker.settings["steps"] == run.recipe.steps
+    assert {step: line | {"step": step} for step, line in tracker.lines.items()} == lines
+
+
+@pytest.mark.parametrize(
+    ("tool", "module", "extra"),
+    [
+        ("tensorboard", "torch.utils.tensorboard", "track"),
+        ("wandb", "wandb", "wandb"),
+        ("mlflow", "mlflow", "mlflow"),
+    ],
+)
+@pytest.mark.usefixtures("tiny")
+def test_without_its_tracker_no_run_begins(tool, module, extra, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    words = ["--track", tool, "--steps", "2", *SMALL]
     assert cli.main(["train", *words, "--out", str(tmp_path / "run")]) == 1
-    assert install_command("track") in capsys.readouterr().err
+    assert install_command(extra) in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ from neural_similarity.files import (
     MOST_BYTES,
     append_text,
     new_file,
+    read_json,
     read_text,
     sync_path,
     write_text,
@@ -21,7 +22,7 @@ from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.progress import Progress
 from neural_similarity.lab.train.recipe import TrainingRecipe
-from neural_similarity.lab.train.run import Run
+from neural_similarity.lab.train.run import CONFIG, Run
 
 KEPT, KEPT_BEST = 2, 1
 
@@ -95,19 +96,49 @@ def _measure_since(state: TrainingState, seconds: float) -> dict[str, Any]:
 
 
 def make_tracker(run: Run) -> Callable[[dict[str, Any]], None]:
-    """The function that also writes a line of metrics to TensorBoard, or does nothing."""
+    """The function that gives the numbers of a line of metrics to a tracker, or does nothing."""
     if run.recipe.track == "none" or not distributed.is_first():
         return lambda _: None
-    board = import_optional("torch.utils.tensorboard", f"--track {run.recipe.track}", "track")
-    writer = board.SummaryWriter(run.path / "tensorboard")
+    log = _TRACKERS[run.recipe.track](run)
 
     def track(record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            if name != "step" and isinstance(value, int | float):
-                writer.add_scalar(name, value, record["step"])
-        writer.flush()
+        numbers = {name: n for name, n in record.items() if isinstance(n, int | float)}
+        log(numbers, numbers.pop("step"))
 
     return track
+
+
+def _log_to_tensorboard(run: Run) -> Callable[[dict[str, float], int], Any]:
+    board = import_optional("torch.utils.tensorboard", "--track tensorboard", "track")
+    writer = board.SummaryWriter(run.path / "tensorboard")
+
+    def log(numbers: dict[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return log
+
+
+def _log_to_wandb(run: Run) -> Callable[[dict[str, float], int], Any]:
+    wandb = import_optional("wandb", "--track wandb", "wandb")
+    settings = read_json(run.path / CONFIG)
+    return wandb.init(name=run.path.name, config=settings, reinit="finish_previous").log
+
+
+def _log_to_mlflow(run: Run) -> Callable[[dict[str, float], int], Any]:
+    mlflow = import_optional("mlflow", "--track mlflow", "mlflow")
+    mlflow.end_run()
+    mlflow.start_run(run_name=run.path.name)
+    mlflow.log_params(read_json(run.path / CONFIG))
+    return mlflow.log_metrics
+
+
+_TRACKERS = {
+    "tensorboard": _log_to_tensorboard,
+    "wandb": _log_to_wandb,
+    "mlflow": _log_to_mlflow,
+}
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

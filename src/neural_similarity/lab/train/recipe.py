@@ -166,8 +166,9 @@ class TrainingRecipe:
     """Steps between two validations on the held-out images."""
     checkpoint_seconds: float = 120.0
     """Longest time between two checkpoints, at most 300 seconds."""
-    track: Literal["none", "tensorboard"] = "none"
-    """Write the metrics for TensorBoard, too, into the run folder; metrics.jsonl is the record."""
+    track: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
+    """Give the metrics to a tracker, too: TensorBoard in the run folder, W&B and MLflow where their
+    own settings say. metrics.jsonl is the record."""
     checkpoint_every: int = 0
     """Steps between two checkpoints, besides those by time; 0: by time only."""
 
