@@ -82,6 +82,7 @@ def main(folder):
     options = {
         "data": str(write_dataset(folder / "scenes")), "imgsz": SIZE, "batch": 8, "workers": 0,
         "device": "cpu", "amp": False, "plots": False, "project": str(folder), "exist_ok": True,
+        "optimizer": "AdamW", "lr0": 0.01, "warmup_epochs": 0, "nbs": 8,
     }  # fmt: skip
     yolo = YOLO("yolov8n.yaml", verbose=False)
     yolo.train(trainer=SimilarityTrainer, epochs=2, name="first", **options)

@@ -1,6 +1,7 @@
 """Trainers of others: convert, train, save, go on, reload, fold. Each skips where it is missing."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -226,3 +227,15 @@ def test_ultralytics(tmp_path):
     rebuilt = nets.ClassificationModel("yolov8n-cls.yaml", nc=3, verbose=False)
     rebuilt.load(model)
     assert not any(isinstance(part, ns.nn.SimilarityLayer) for part in rebuilt.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_ultralytics_own_trainer_keeps_m(tmp_path, monkeypatch, capsys):
+    """The example: trained, trained on, validated, fused, exported."""
+    pytest.importorskip("ultralytics", reason="AGPL, in no dependency group")
+    monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    torch.use_deterministic_algorithms(False)
+    import_module("yolo").main(tmp_path)
+    assert "layers with M; without it the boxes move by" in capsys.readouterr().out

@@ -108,11 +108,11 @@ def make_tracker(run: Run) -> Callable[[dict[str, Any]], None]:
     return track
 
 
-def _log_to_tensorboard(run: Run) -> Callable[[dict[str, float], int], Any]:
+def _log_to_tensorboard(run: Run) -> Callable[[dict[str, Any], Any], Any]:
     board = import_optional("torch.utils.tensorboard", "--track tensorboard", "track")
     writer = board.SummaryWriter(run.path / "tensorboard")
 
-    def log(numbers: dict[str, float], step: int) -> None:
+    def log(numbers: dict[str, Any], step: int) -> None:
         for name, value in numbers.items():
             writer.add_scalar(name, value, step)
         writer.flush()
@@ -120,17 +120,17 @@ def _log_to_tensorboard(run: Run) -> Callable[[dict[str, float], int], Any]:
     return log
 
 
-def _log_to_wandb(run: Run) -> Callable[[dict[str, float], int], Any]:
+def _log_to_wandb(run: Run) -> Callable[[dict[str, Any], Any], Any]:
     wandb = import_optional("wandb", "--track wandb", "wandb")
-    settings = read_json(run.path / CONFIG)
+    settings = read_json(run.path / CONFIG)["fields"]
     return wandb.init(name=run.path.name, config=settings, reinit="finish_previous").log
 
 
-def _log_to_mlflow(run: Run) -> Callable[[dict[str, float], int], Any]:
+def _log_to_mlflow(run: Run) -> Callable[[dict[str, Any], Any], Any]:
     mlflow = import_optional("mlflow", "--track mlflow", "mlflow")
     mlflow.end_run()
     mlflow.start_run(run_name=run.path.name)
-    mlflow.log_params(read_json(run.path / CONFIG))
+    mlflow.log_params(read_json(run.path / CONFIG)["fields"])
     return mlflow.log_metrics
 
 
