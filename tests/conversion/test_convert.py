@@ -483,3 +483,12 @@ def test_complex_layers_have_no_similarity(kind):
     with pytest.raises(ValueError, match=r"`similarity` must be None .*complex64"):
         layer.with_similarity("static-diagonal")
     assert layer.with_similarity(None).similarity is None
+
+
+@pytest.mark.parametrize("predictor", [ns.SphereNet(), ns.Shared()])
+def test_a_plan_counts_what_predictors_learn(network, predictor):
+    spec = ns.Dynamic(predictor=predictor)
+    converted = ns.convert(network, spec)
+    learned = {id(p): p.numel() for name, p in converted.named_parameters() if "similarity" in name}
+    assert f" a position, {sum(learned.values()):,} parameters" in str(ns.plan(network, spec))
+    assert "parameters" not in str(ns.plan(network, "static-full"))

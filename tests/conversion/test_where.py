@@ -377,7 +377,7 @@ def test_a_plan_is_printed_as_a_table():
         "2      Conv2d      100",
         "2 of 3 layers are converted, 181 scalars",
     ]
-    assert str(ns.plan(network, "dynamic-diagonal")).endswith("converted, 19 scalars a position")
+    assert "converted, 19 scalars a position, " in str(ns.plan(network, "dynamic-diagonal"))
     assert "0 of 0 layers" in str(ns.plan(nn.Sequential(), "static-full"))
     printed = repr(ns.convert(network, "static-full"))
     assert "Full()), 81 scalars" in printed.replace("structure=", "")

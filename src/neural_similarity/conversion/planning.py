@@ -1,7 +1,8 @@
 """Which layers of a network get a similarity, and why others do not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +20,7 @@ from neural_similarity.conversion.where import (
     matches_glob,
 )
 from neural_similarity.conversion.wrappers import plain_modules
-from neural_similarity.nn import Dynamic, Geometry
+from neural_similarity.nn import Dynamic, Geometry, sharing
 from neural_similarity.nn.layer import (
     LAYER_CLASSES,
     check_ready,
@@ -33,6 +34,7 @@ from neural_similarity.nn.modes import check_module
 from neural_similarity.nn.own_forward import UnusualForward
 from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
+from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.text import Similarity, SimilarityName, required_similarity
 
 _INSIDE = "is part of a similarity"
@@ -60,7 +62,9 @@ class Plan(PrintedTable, dict[str, str | None]):
         self._scalars = {
             name: scalars_per_position(spec, layer) for layer, name in converted.items()
         }
-        self._unit = " a position" if isinstance(spec, Dynamic) else ""
+        self._unit = ""
+        if isinstance(spec, Dynamic):
+            self._unit = f" a position{_predictor_size(spec, converted)}"
 
     def table_rows(self) -> list[tuple[str, ...]]:
         """Layer, kind, parameters of M, and why not."""
@@ -74,6 +78,15 @@ class Plan(PrintedTable, dict[str, str | None]):
         total = sum(self._scalars.values())
         converted = f"{len(self._scalars)} of {len(self)} layers are converted"
         return f"{converted}, {total:,} scalars{self._unit}"
+
+
+def _predictor_size(spec: Dynamic, layers: Iterable[nn.Module]) -> str:
+    """How many parameters predictors of the library's own have, which an adapter holds."""
+    if not isinstance(spec.predictor, Spec):
+        return ""
+    with torch.device("meta"), sharing():
+        parts = [spec.build(geometry) for layer in layers for geometry in _part_geometries(layer)]
+    return f", {sum(p.numel() for p in nn.ModuleList(parts).parameters()):,} parameters"
 
 
 def scalars_per_position(spec: Similarity, layer: nn.Module) -> int:
