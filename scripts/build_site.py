@@ -74,11 +74,11 @@ small maps, one for every tap of the kernel, at its place in the kernel: the tap
 it looks at. Of a diagonal M nine numbers are enough, of one over channels the whole matrix is
 drawn. [What M learned](../../notebooks/what-m-learned.md) has pictures of trained networks.
 """
-METHODS = (
-    "neural_similarity.nn.layer.SimilarityLayer.fuse",
-    "neural_similarity.nn.similarity.StaticSimilarity.matrix",
-    "neural_similarity.nn.similarity.DynamicSimilarity.matrix",
-)
+METHODS = {
+    "neural_similarity.nn.layer.SimilarityLayer.fuse": "layer.fuse",
+    "neural_similarity.nn.similarity.StaticSimilarity.matrix": "layer.similarity.matrix, static",
+    "neural_similarity.nn.similarity.DynamicSimilarity.matrix": "layer.similarity.matrix, dynamic",
+}
 """What every layer and its `similarity` have beside their own, shown with the first of them."""
 INDEX = """\
 # Python
@@ -184,7 +184,8 @@ def reference() -> dict[str, str]:
     }
     for name in STRUCTURES:
         pages[name] += f"## M\n\n![M of random numbers]({name}.png){{.fit}}\n\n{DRAWN}\n"
-    pages["Conv2d"] += "\n".join(f"\n::: {path}" for path in METHODS) + "\n"
+    for path, heading in METHODS.items():
+        pages["Conv2d"] += f"\n::: {path}\n    options:\n      heading: {heading}\n"
     rows = [f"| [`ns.{name}`]({name}.md) | {summary(path)} |" for name, path in found.items()]
     return {"index.md": INDEX + "\n".join(rows) + "\n"} | {f"{n}.md": p for n, p in pages.items()}
 

@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
-# A newcomer's path, timed: install, then docs/tutorials/ship.md with images of one's own.
+# A newcomer's path, timed: a wheel, then docs/tutorials/ship.md with images of one's own, without a clone.
 #
-#     bash scripts/newcomer.sh [BACKBONE]    # timm:resnet18, say; else a small one is trained first
+#     bash scripts/newcomer.sh            # timm's ResNet-18 with random weights: nothing is downloaded
+#     bash scripts/newcomer.sh timm:resnet18    # with its pretrained weights, or another backbone
 #
-# The images are 40 PNGs of each of three classes, written from the embedded ones. It ends with an error
-# after more than 15 minutes.
+# The images are 40 PNGs of each of three classes, written from the embedded ones. It ends with an error if
+# more than 5 minutes pass until the adapted network is folded, or 15 until it is exported in int8.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
+uv build --quiet --wheel --out-dir "$home" "$root"
+wheel=$(echo "$home"/*.whl)
 cd "$home"
+SECONDS=0
 told() { printf '%d:%02d %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$1"; }
 
 uv venv --quiet --python 3.11 env
-uv pip install --quiet --python env/bin/python "neural-similarity[lab,adapt,export] @ file://$root"
+uv pip install --quiet --python env/bin/python "neural-similarity[lab,adapt,export] @ file://$wheel"
 export PATH="$home/env/bin:$PATH"
 told "installed"
 python - <<'END'
@@ -29,15 +33,14 @@ for label, name in enumerate(train.classes[:3]):
     for index, pixels in enumerate(train.pixels[train.labels == label][:40]):
         Image.fromarray(pixels[0].numpy()).save(folder / f"{index}.png")
 END
-backbone=${1:-backbone}
-if [ $# = 0 ]; then
-    nsim train --model resnet20 --width 0.25 --similarity none --steps 200 --out backbone >&2
-    told "trained a small backbone"
-fi
-nsim train adapt --backbone "$backbone" --data mine --train M+head --out adapted
+if [ $# = 0 ]; then set -- timm:resnet18 --pretrained False; fi
+nsim train adapt --backbone "$@" --data mine --train M+head --image-size 64 --out adapted
 told "adapted"
 nsim evaluate adapted
+nsim export adapted --format safetensors --fold
+told "folded"
+[ $SECONDS -le 300 ]
 nsim export adapted --format onnx --fold
 nsim export adapted --format onnx --int8
-told "folded, exported in float and int8, checked in onnxruntime"
+told "exported in float and int8, checked in onnxruntime"
 [ $SECONDS -le 900 ]
