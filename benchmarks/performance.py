@@ -12,7 +12,7 @@ from benchmarks.targets import TARGETS
 from neural_similarity.lab.paper.costs import is_current
 
 TEXT = Path(__file__).with_suffix(".md")
-"""The introduction, then what is said under each heading, caveats of old reports among them."""
+"""The title, then what is said under each heading, caveats of old reports among them."""
 HEADINGS = {
     "operators": "Operators",
     "widths": "Widths of a ResNet",
@@ -36,24 +36,23 @@ def summary(folders: Sequence[Path], command: str) -> str:
     for target in TARGETS:
         found = [_found(*target.line(reports.get(target.bench))) for reports in machines.values()]
         lines.append((target.text, target.limit, *found))
-    introduction, sections = _texts()
+    title, sections = _texts()
     places = " and ".join(f"`{folder.as_posix()}/`" for folder in folders)
     rows = table(("target", "limit", *machines), lines)
-    text = introduction.format(command=command, folders=places)
-    parts = [text, "## Targets", BOLD, rows, sections["Targets"], *_method(sections)]
+    parts = [title, "## Targets", BOLD, rows, sections["Targets"]]
+    parts += _method(sections, command, places)
     return "\n\n".join(parts) + "\n"
 
 
-def _method(sections: Mapping[str, str]) -> list[str]:
-    """How times are measured, at the end of a page."""
-    heading = "How times are measured"
-    return [f"## {heading}", sections[heading]]
+def _method(sections: Mapping[str, str], command: str, folders: str) -> list[str]:
+    """What wrote the page and how times are measured: the end of a page."""
+    return ["## Method", sections["Method"].format(command=command, folders=folders)]
 
 
 def _texts() -> tuple[str, dict[str, str]]:
-    """The introduction, and what is said under each heading."""
-    introduction, *notes = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
-    return introduction, dict(note.split("\n\n", 1) for note in notes)
+    """The title, and what is said under each heading."""
+    title, *notes = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
+    return title, dict(note.split("\n\n", 1) for note in notes)
 
 
 def _processor(reports: Mapping[str, Report]) -> str:
@@ -67,9 +66,12 @@ def _found(_text: str, _limit: str, found: str, verdict: str) -> str:
 
 def page(results: Path, path: Path, command: str) -> str:
     """The page for the reports of one processor, with the pictures in `results` as from `path`."""
-    reports, (introduction, sections) = _reports(results), _texts()
-    parts = [introduction.format(command=command, folders=f"`{results.as_posix()}/`")]
-    parts += ["## Targets", *(f"**{name}: {r.noise}.**" for name, r in reports.items() if r.noise)]
+    reports, (title, sections) = _reports(results), _texts()
+    parts = [
+        title,
+        "## Targets",
+        *(f"**{name}: {r.noise}.**" for name, r in reports.items() if r.noise),
+    ]
     lines = [target.line(reports.get(target.bench)) for target in TARGETS]
     parts.append(table(("target", "limit", "found, best to worst", ""), lines))
     pictures = Path(os.path.relpath(results, path.parent)).as_posix()
@@ -81,7 +83,8 @@ def page(results: Path, path: Path, command: str) -> str:
         parts += [sections[caveat] for caveat in _caveats(left)]
         parts += _pivots(left) if name in PIVOTED else comparisons(left)
         parts.append(f"![{name}]({pictures}/{name}.png)")
-    return "\n\n".join(parts + _method(sections)) + "\n"
+    parts += _method(sections, command, f"`{results.as_posix()}/`")
+    return "\n\n".join(parts) + "\n"
 
 
 def _reports(results: Path) -> dict[str, Report]:

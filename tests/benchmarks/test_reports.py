@@ -178,7 +178,8 @@ def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
     write(report("operators", BASE, OURS, WRONG), tmp_path)
     write(report("training", network("updates", "plain", 1.0, baseline=True), quick=True), tmp_path)
     text = performance.page(tmp_path, tmp_path.parent / "docs/page.md", "python -m benchmarks page")
-    assert text.startswith("# Performance\n\n`python -m benchmarks page` writes this page")
+    assert text.startswith("# Performance\n\n## Targets\n\n")  # figures first
+    assert "\n\n## Method\n\n`python -m benchmarks page` writes this page" in text
     assert "`python -m benchmarks by hand` on A CPU, torch 2.15; code 0123456789ab;" in text
     assert "| 41 floats/position | reached |" in text
     assert "not measured |\n" in text
