@@ -104,10 +104,12 @@ def pointwise_launches(dtype, monkeypatch, shape):
 
 
 class NoGpu:
-    """Stands for a Hopper GPU while Triton compiles; nothing is launched on it."""
+    """Stands for a GPU while Triton compiles; nothing is launched on it."""
+
+    capability = 90
 
     def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self):
         return 0
@@ -133,9 +135,11 @@ class Built:
     def __init__(self, kernel, arguments, constants, config, folder):
         built = kernel.warmup(*arguments, **constants, **config, enable_fp_fusion=True, grid=(1,))
         self.ptx, self.binary = built.asm["ptx"], built.asm["cubin"]
+        self.shared_bytes, card = built.metadata.shared, NoGpu.capability
         (folder / "kernel.ptx").write_text(self.ptx)
-        flags = "-v --gpu-name=sm_90a kernel.ptx -o kernel.cubin".split()
-        command = [get_ptxas(90).path, *flags]
+        target = built.asm["ptx"].partition(".target ")[2].split()[0].rstrip(",")
+        command = [get_ptxas(card).path, "-v", f"--gpu-name={target}"]
+        command += ["kernel.ptx", "-o", "kernel.cubin"]
         options = {"cwd": folder, "capture_output": True, "text": True, "check": True}
         self.said = subprocess.run(command, **options).stderr
 
@@ -190,6 +194,24 @@ def test_every_kernel(kind, dtype, channels, monkeypatch, tmp_path):
     assert {launched[0].__name__ for launched in found} == KERNELS[kind]
     for launched in found:
         check(kind, launched, dtype, tmp_path)
+
+
+SHARED_BYTES = {80: 166912, 86: 101376, 89: 101376, 120: 101376}
+"""The most that a block can have, by compute capability (CUDA C++ Programming Guide, 5.1)."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_every_kernel_for_other_cards(capability, kind, monkeypatch, tmp_path):
+    """They have the memory, and only the gradient of W spills registers."""
+    monkeypatch.setattr(NoGpu, "capability", capability)
+    for kernel, arguments, constants in launches(kind, torch.bfloat16, monkeypatch, Shape()):
+        kernel.device_caches.clear()  # they are kept by device, not by capability
+        built = Built(kernel, arguments, constants, launch.CONFIGS[2, kind == "full"][0], tmp_path)
+        kernel.device_caches.clear()
+        assert built.shared_bytes <= SHARED_BYTES[capability]
+        assert built.spilt == {0} or kernel is kernels.weight_gradient
 
 
 @pytest.mark.parametrize(
