@@ -136,6 +136,7 @@ class PredictorParts(NamedTuple):
 
 
 EPS, FACTOR = 1e-4, 8.0
+"""Of the normalisation in `hidden`."""
 
 
 def predictor_parts(
