@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 import neural_similarity as ns
+from neural_similarity.lab.train.environment import checkout_commit
 from neural_similarity.lab.train.exporting import trace_network
 
 ROOT = Path(__file__).parents[1]
@@ -188,13 +189,17 @@ def write_page(rows):
 def main(families):
     """Try these families, or those that the record lacks; print, keep and show each."""
     logging.getLogger("neural_similarity").setLevel(logging.ERROR)
-    rows = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    rows = json.loads(RECORD.read_text("utf-8"))["rows"] if RECORD.exists() else {}
+    commit = checkout_commit()  # before this changes the record
     for family in families or sorted({*timm.list_modules()} - {*rows}):
-        rows[family] = try_network(smallest_network(family))
+        rows[family] = try_network(smallest_network(family)) | {"commit": commit}
         sys.stdout.write(f"{family}: {rows[family]}\n")
         sys.stdout.flush()
-        RECORD.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n", "utf-8")
-    write_page(dict(sorted(rows.items())))
+        rows = dict(sorted(rows.items()))
+        commits = sorted({row["commit"] for row in rows.values()})
+        content = {"environment": {"resumed": [{"commit": c} for c in commits]}, "rows": rows}
+        RECORD.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    write_page(rows)
 
 
 if __name__ == "__main__":

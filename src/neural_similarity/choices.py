@@ -94,11 +94,12 @@ def nearest_name(name: str, names: Iterable[str]) -> str:
 
 EXTRA = ("numpy", "PIL", "torchvision", "tyro", "rich", "matplotlib", "scipy")
 """The modules that the extra `lab` installs."""
+INSTALL = "pip install"
 
 
 def extra_needed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
     """The error for a missing module, which says what to install if it is in the extra `lab`."""
-    if (error.name or "").partition(".")[0] not in EXTRA:
+    if (error.name or "").partition(".")[0] not in EXTRA or INSTALL in str(error):
         return error
     return missing_module(error, f"{what} needs the extra `lab` ({error.name} is missing)", "lab")
 

@@ -147,38 +147,35 @@ def _output(
     """y and what backward keeps."""
     x, weight, bias, first, last, last_bias, gain = given
     if by_kernels(x):
-        return _halo_output(given, frame, runs=way is not _shapes)
-    energy = promote_dtype(x).square().sum(1, keepdim=True)
-    norms = _convolution(
-        energy, energy.new_ones(1, 1, *frame.window.kernel_size), None, frame.window
-    )
-    norms = norms.add_(frame.eps).sqrt_()
-    inner = _convolution(x, first, None, frame.window)
-    hidden = _hidden_map(inner, _factors(norms, frame))
-    raw = _convolution(hidden, last, last_bias, frame.last)
-    operands = Operands(x, weight, _matrix(raw, gain, frame), frame.window, frame.groups)
-    y = way(operands).forward(operands)
-    return _add_bias(y, bias), inner, raw, norms
+        y, inner, raw, norms = _halo_output(given, frame, runs=way is not _shapes)
+    else:
+        energy = promote_dtype(x).square().sum(1, keepdim=True)
+        box = energy.new_ones(1, 1, *frame.window.kernel_size)
+        norms = _convolution(energy, box, None, frame.window).add_(frame.eps).sqrt_()
+        inner = _convolution(x, first, None, frame.window)
+        hidden = _hidden_map(inner, _factors(norms, frame))
+        raw = _convolution(hidden, last, last_bias, frame.last)
+        operands = Operands(x, weight, _matrix(raw, gain, frame), frame.window, frame.groups)
+        y = way(operands).forward(operands)
+    if bias is not None:
+        y += bias.to(y.dtype).view(_per_channel(y))
+    return y, inner, raw, norms
 
 
 def _halo_output(
     given: LayerTensors, frame: LayerFrame, *, runs: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`_output` by two kernels, with h for W₁ * x; uninitialised unless it `runs`."""
+    """y without a bias, h, r and norms by two kernels; uninitialised unless it `runs`."""
     from neural_similarity.ops.halo import launch
 
-    x, weight, bias, first, last, last_bias, gain = given
+    x, weight, _, first, last, last_bias, gain = given
     operands = Operands(x, first, x, frame.window, frame.groups)
     task = launch.make_task(operands) if runs else launch.KernelTask(operands, 0)
     hidden, norms = task.hidden(frame.eps, frame.factor)
-    operands = task.given._replace(weight=weight)
     last_bias = gain.new_zeros(len(gain)) if last_bias is None else last_bias
-    y, raw = task._replace(given=operands).predicted(hidden, last, last_bias, gain)
-    return _add_bias(y, bias), hidden, raw, norms
-
-
-def _add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
-    return y if bias is None else y.add_(bias.to(y.dtype).view(_per_channel(y)))
+    task = task._replace(given=operands._replace(weight=weight))
+    y, raw = task.predicted(hidden, last, last_bias, gain)
+    return y, hidden, raw, norms
 
 
 def _gradients(

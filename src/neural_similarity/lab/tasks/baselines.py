@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from neural_similarity.choices import import_optional
 from neural_similarity.conversion import plan
-from neural_similarity.nn import Diagonal, Static
+from neural_similarity.nn import Conv2d, Diagonal, Static
 
 Baseline = Literal[
     "none", "ssf", "film", "lora", "lora-c", "lora-c4", "oft", "atoms", "residual",
@@ -362,10 +362,11 @@ def _layers_to_change(
         return _norms_to_change(network, where)
     reasons = plan(network, Static(Diagonal()), where=where)
     converted = {name: network.get_submodule(name) for name, why in reasons.items() if why is None}
-    layers = {name: m for name, m in converted.items() if isinstance(m, nn.Conv2d)}
+    layers = {name: m for name, m in converted.items() if _is_plain(m)}
     if not layers:
         raise ValueError(
-            f"`baseline` must have convolutions to change, got a network without:\n{reasons}"
+            "`baseline` must have convolutions to change, without a `forward` or a "
+            f"parametrisation of their own, got a network without:\n{reasons}"
         )
     if baseline != "turn":
         return layers
@@ -373,6 +374,15 @@ def _layers_to_change(
     if first not in layers:
         raise ValueError(f"`baseline` must not be turn where {first} is not converted")
     return {first: layers[first]}
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is a 2-d convolution that computes neither its kernel nor its padding."""
+    if not isinstance(layer, nn.Conv2d) or "weight" not in layer._parameters:
+        return False
+    kind = type(layer)
+    methods = kind.forward, kind._conv_forward
+    return any(methods == (one.forward, one._conv_forward) for one in (nn.Conv2d, Conv2d))
 
 
 def _norms_to_change(network: nn.Module, where: str | None) -> Mapping[str, nn.Module]:
