@@ -108,6 +108,18 @@ def test_networks_of_other_outputs(page, tmp_path, monkeypatch):
     assert sum(isinstance(layer, ns.Conv2d) for layer in names["again"].modules()) > 10
 
 
+def test_a_loop_on_a_gpu():
+    names = run("docs/how-to/gpu.md")
+    gains = [layer.similarity.gain for layer in names["network"].modules() if is_dynamic(layer)]
+    assert len(gains) == 19
+    assert all(gain.any() for gain in gains)
+    assert names["loss"].isfinite()
+
+
+def is_dynamic(layer):
+    return isinstance(getattr(layer, "similarity", None), ns.nn.DynamicSimilarity)
+
+
 def test_m_as_a_peft_adapter(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     monkeypatch.chdir(tmp_path)
