@@ -7,13 +7,71 @@ import pytest
 
 from neural_similarity.lab.cli.adapt_studies import OTHER_STUDIES
 from neural_similarity.lab.paper.adapt_continual import CONTINUAL
-from neural_similarity.lab.paper.adapt_map import MapRun
-from neural_similarity.lab.paper.adapt_runs import read_sheet
+from neural_similarity.lab.paper.adapt_map import CHANGES, MapRun
+from neural_similarity.lab.paper.adapt_report import (
+    OURS,
+    OURS_UNTUNED,
+    UNDONE_LABEL,
+    map_to_markdown,
+    read_map,
+)
+from neural_similarity.lab.paper.adapt_runs import cell_path, rates_path, read_sheet
 from neural_similarity.lab.paper.adapt_unlabelled import KNOWN, KNOWN_CHANGES, STREAM
+from neural_similarity.lab.paper.markdown import interval_text
+from neural_similarity.lab.recipes.adaptation import WAYS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/results-adaptation.md").read_text("utf-8")
 SECTION = " ".join(PAGE.partition("## Beyond the map")[2].split())
+
+
+def test_the_map_is_what_the_command_writes():
+    cells = read_map(ROOT / "results")
+    text = (ROOT / "docs/table-adapt-map.md").read_text("utf-8")
+    assert text == map_to_markdown(cells, "table-adapt-map.png")
+    rows = [
+        f"| {CHANGES[cell.change]}, {cell.labels} labels | {accuracy(cell, OURS)} | "
+        f"{accuracy(cell, OURS_UNTUNED)} | {baseline_label(cell.best_baseline)}, "
+        f"{accuracy(cell, cell.best_baseline)} | {interval_text(cell.leads[cell.best_baseline])} |"
+        for cell in cells
+    ]
+    assert "\n".join(rows) in PAGE
+    ahead = sum(cell.leads_all for cell in cells)
+    assert f"{len(cells)} of 36 cells have run; M is ahead of every way in {ahead}." in PAGE
+
+
+def accuracy(cell, way):
+    return f"{100 * cell.correct[way].double().mean():.2f}"
+
+
+def baseline_label(way):
+    return WAYS[way][0] if way in WAYS else UNDONE_LABEL
+
+
+def test_what_the_page_says_of_rates():
+    rates = read_sheet(rates_path(ROOT / "results", 10))
+    text = " ".join(PAGE.partition("## The map of changes")[2].split())
+    scores = {
+        change: {
+            run["lr"]: run["accuracy"]
+            for name, run in rates.runs.items()
+            if name.startswith("full ") and name.endswith(f"{change} 11")
+        }
+        for change in ("rotation-20", "blur-1.5")
+    }
+    best = {change: max(own, key=own.get) for change, own in scores.items()}
+    assert best == {"rotation-20": 0.01, "blur-1.5": 0.001}
+    turned, blurred = scores["rotation-20"], scores["blur-1.5"]
+    assert f"0.01 was best, with {100 * turned[0.01]:.2f} %, and under blur 0.001" in text
+    assert f"with {100 * blurred[0.001]:.2f} %; there 0.01 had {100 * blurred[0.01]:.2f} %" in text
+    assert f"The rate for all is {rates.chosen_rates['full']:g}" in text
+    runs = read_sheet(cell_path(ROOT / "results", "rotation-30", 10)).runs
+    drawn = sorted(
+        (run["accuracy"], run["lr"]) for name, run in runs.items() if name.startswith("full-default")
+    )
+    assert f"at a rate of {drawn[0][1]:g}, at {100 * drawn[0][0]:.2f} %" in text
+    low, high = (f"{100 * drawn[i][0]:.0f}" for i in (1, -1))
+    assert f"four of five draws are at {low} to {high} %" in text
 
 
 def runs_of(study):
