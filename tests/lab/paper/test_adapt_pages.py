@@ -67,7 +67,9 @@ def test_what_the_page_says_of_rates():
     assert f"The rate for all is {rates.chosen_rates['full']:g}" in text
     runs = read_sheet(cell_path(ROOT / "results", "rotation-30", 10)).runs
     drawn = sorted(
-        (run["accuracy"], run["lr"]) for name, run in runs.items() if name.startswith("full-default")
+        (run["accuracy"], run["lr"])
+        for name, run in runs.items()
+        if name.startswith("full-default")
     )
     assert f"at a rate of {drawn[0][1]:g}, at {100 * drawn[0][0]:.2f} %" in text
     low, high = (f"{100 * drawn[i][0]:.0f}" for i in (1, -1))
