@@ -152,7 +152,10 @@ def test_where_nothing_compiles_a_trial_says_so(monkeypatch):
     )
     monkeypatch.setattr(ctypes, "CDLL", missing)
     monkeypatch.setattr(compiling, "load_compiler", compiling.load_compiler.__wrapped__)
-    fault = trial.find_fault(torch.device("cpu"), 32, 32, HALF, False)
+    monkeypatch.setattr(trial, "_FAULTS", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    given, _ = trial.trial_operands(torch.device("cpu"), 32, 32, HALF, False)
+    fault = trial.kernel_fault(given)
     assert fault.startswith("they do not run here: NVRTC, the compiler of torch's packages")
     assert fault.endswith("libnvrtc: no such file")
 

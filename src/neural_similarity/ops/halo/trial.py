@@ -1,7 +1,7 @@
 """Whether the kernels compute what the operator means, on this GPU and for these channels."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +21,25 @@ _FAULTS: dict[tuple, str | None] = {}
 def kernel_fault(given: Operands) -> str | None:
     """Why the kernels cannot be trusted, or None; found out once per GPU, channels, type and M."""
     x, weight, m, *_ = given
-    key = x.device, x.shape[1], len(weight), x.dtype, m.dim() > 5
-    if key not in _FAULTS:
+    return _known_fault("operator", x.device, x.shape[1], len(weight), x.dtype, m.dim() > 5)
+
+
+def predictor_fault(x: Tensor, outputs: int, hidden: int) -> str | None:
+    """As `kernel_fault`, of the kernels that predict M."""
+    return _known_fault("predictor", x.device, x.shape[1], outputs, x.dtype, hidden)
+
+
+def _known_fault(kind: str, *key: Any) -> str | None:
+    if (kind, *key) not in _FAULTS:
         if torch.cuda.is_current_stream_capturing():
             return "they are untried here, and a graph is being captured"
-        _FAULTS[key] = find_fault(*key)
-    return _FAULTS[key]
+        find = find_fault if kind == "operator" else find_predictor_fault
+        try:
+            _FAULTS[kind, *key] = find(*key)
+        except (RuntimeError, OSError) as error:
+            words = str(error).strip().partition("\n")[0]
+            _FAULTS[kind, *key] = f"they do not run here: {words}"
+    return _FAULTS[kind, *key]
 
 
 def find_fault(
@@ -35,13 +48,9 @@ def find_fault(
     """Run the kernels on few and on all multiprocessors, and compare with the definition."""
     given, grad = trial_operands(device, channels, outputs, dtype, full)
     task = launch.make_task(given)
-    try:
-        few = kernel_results(task._replace(multiprocessors=FEW), grad)
-        many = kernel_results(task, grad)
-        return compare_results(few, many, true_results(given, grad))
-    except (RuntimeError, OSError) as error:
-        words = str(error).strip().partition("\n")[0]
-        return f"they do not run here: {words}"
+    few = kernel_results(task._replace(multiprocessors=FEW), grad)
+    many = kernel_results(task, grad)
+    return compare_results(few, many, true_results(given, grad))
 
 
 def trial_operands(
@@ -100,29 +109,15 @@ def compare_results(
     return None
 
 
-def predictor_fault(x: Tensor, outputs: int, hidden: int) -> str | None:
-    """As `kernel_fault`, of the kernels that predict M."""
-    key = x.device, x.shape[1], outputs, x.dtype, hidden
-    if key not in _FAULTS:
-        if torch.cuda.is_current_stream_capturing():
-            return "they are untried here, and a graph is being captured"
-        _FAULTS[key] = find_predictor_fault(*key)
-    return _FAULTS[key]
-
-
 def find_predictor_fault(
     device: torch.device, channels: int, outputs: int, dtype: torch.dtype, hidden: int
 ) -> str | None:
     """Run the kernels on few and on all multiprocessors, and compare with float64."""
     parts = predictor_parts(device, channels, outputs, dtype, hidden)
-    try:
-        task = launch.make_task(parts.given)
-        few, many = (predictor_results(parts, count) for count in (FEW, task.multiprocessors))
-        names = "h", "norms", "y", "raw"
-        return compare_results(few, many, true_predictor_results(parts), names)
-    except (RuntimeError, OSError) as error:
-        words = str(error).strip().partition("\n")[0]
-        return f"they do not run here: {words}"
+    task = launch.make_task(parts.given)
+    few, many = (predictor_results(parts, count) for count in (FEW, task.multiprocessors))
+    names = "h", "norms", "y", "raw"
+    return compare_results(few, many, true_predictor_results(parts), names)
 
 
 class PredictorParts(NamedTuple):
