@@ -1,10 +1,12 @@
 """The map of adaptation: rates are chosen off the map, and cells are whole."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_images import CLASSES, make_dataset, use_tiny_images
+from torch.nn import BatchNorm2d
 
 import neural_similarity as ns
 from neural_similarity.files import read_json
@@ -22,6 +24,7 @@ from neural_similarity.lab.paper.adapt_map import (
     cell_trials,
     chosen_rate,
     missing_trials,
+    rate_trials,
     trial_recipe,
 )
 
@@ -77,6 +80,8 @@ def test_recipes_of_the_map_are_those_of_their_way(way):
     assert (recipe.dataset == "cifar10-rotation-30-undone") == (way == "undone")
     kept = way in ("nothing", "undone", "ssf")
     assert recipe.norm == ("eval" if kept else "train")
+    frozen = trial_recipe(MapRun(way, 0.25, "rotation-30", 4), 50, "backbone")
+    assert frozen.norm == ("train" if way == "statistics" else "eval")
     assert recipe.steps == (2 if way in ("nothing", "undone") else 200)
 
 
@@ -103,10 +108,10 @@ def tiny_map(monkeypatch, tmp_path):
         adapt_map: {
             "CHANGED": adapt_map.CHANGED | small | short,
             "FIRST_RATES": (0.01,), "GRID": (0.01,), "RATE_DRAWS": (11,), "DRAWS": (1, 2),
-            "MAP_WAYS": ways,
+            "MAP_WAYS": ways, "RATES_OF_M": (0.01, 0.03),
         },
         adapt_runs: {
-            "LABELS": (2,), "HELD_OUT": 2, "CHANGES": ("rotation-30",), "MAP_WAYS": ways,
+            "MAP_CELLS": (("rotation-30", 2),), "HELD_OUT": 2, "DRAWS": (1, 2), "MAP_WAYS": ways,
             "load_dataset": lambda *_, **__: coloured_dataset(),
         },
     }  # fmt: skip
@@ -144,13 +149,39 @@ def test_a_map_that_was_stopped_goes_on_and_repeats_nothing(tiny_map):
         with pytest.raises(KeyboardInterrupt):
             adapt_runs.run_map(tiny_map, tiny_map, report)
     adapt_runs.run_map(tiny_map, tiny_map, report)
-    assert len(lines) == len(set(lines)) == 2 * 3 + 2 * 3 + 1
+    assert len(lines) == len(set(lines)) == 2 * 3 + 2 * 3 + 1 + 2
     adapt_runs.run_map(tiny_map, tiny_map, whole.append)
     assert not whole
     cell = adapt_runs.read_sheet(adapt_runs.cell_path(tiny_map, "rotation-30", 2))
-    rates = adapt_runs.read_sheet(adapt_runs.rates_path(tiny_map, 2)).chosen_rates
-    assert list(cell.runs) == [str(trial) for trial in cell_trials("rotation-30", rates)]
+    path = adapt_runs.rates_path(tiny_map, 2, cell.statistics)
+    rates = adapt_runs.read_sheet(path).chosen_rates
+    trials = [*cell_trials("rotation-30", rates), *rate_trials("rotation-30")]
+    assert list(cell.runs) == list(dict.fromkeys(map(str, trials)))
     assert all("correct" in run for run in cell.runs.values())
+
+
+@pytest.mark.parametrize("better", ["new", "backbone"])
+def test_labelled_images_choose_the_statistics_once(tiny_map, monkeypatch, better):
+    """Of 8 labelled images of each draw, more are right by the better statistics."""
+    asked = []
+
+    def evaluate(network, images, *_):
+        asked.append({image.numpy().tobytes() for image in images.pixels})
+        norms = [m for m in network.modules() if isinstance(m, BatchNorm2d)]
+        kept = not any(m.running_mean.any() for m in norms)  # Those of a new network are zero.
+        correct = torch.arange(len(images)) < (5 if kept == (better == "backbone") else 4)
+        return SimpleNamespace(correct=correct)
+
+    monkeypatch.setattr(adapt_runs, "evaluate_model", evaluate)
+    cell = adapt_runs.open_sheet(tiny_map / "rotation-30-2.json", labels=2)
+    assert adapt_runs.choose_statistics(cell, "rotation-30", 2, tiny_map) == better
+    other = {"new": "backbone", "backbone": "new"}[better]
+    assert cell.facts["labelled_correct"] == {better: 2 * 5, other: 2 * 4}
+    train = {image.numpy().tobytes() for image in coloured_dataset().train.pixels}
+    assert all(images < train and len(images) == 2 * len(CLASSES) for images in asked)
+    again = adapt_runs.read_sheet(cell.path)
+    assert adapt_runs.choose_statistics(again, "rotation-30", 2, tiny_map) == better
+    assert len(asked) == 4
 
 
 def test_held_out_images_are_training_images_that_no_draw_takes(tiny_map):

@@ -1,5 +1,7 @@
 """The map as text and picture: leads, adjusted p-values and which cells can be shown."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,8 +13,14 @@ from neural_similarity.lab.paper.adapt_map import (
     RATE_DRAWS,
     MapRun,
     cell_trials,
+    rate_trials,
 )
-from neural_similarity.lab.paper.adapt_report import map_to_markdown, read_cell, read_map
+from neural_similarity.lab.paper.adapt_report import (
+    map_to_markdown,
+    read_cell,
+    read_map,
+    read_map_rates,
+)
 from neural_similarity.lab.paper.adapt_runs import Sheet, cell_path, rates_path
 from neural_similarity.lab.train import pack_correct
 from neural_similarity.lab.train.statistics import by_seed_and_image, holm
@@ -39,7 +47,7 @@ def write_cell(results, draws=(1, 2, 3, 4), rate=0.01, shares=SHARES):
     """Runs of ways that are right on images drawn at random, in their shares."""
     random = torch.Generator().manual_seed(0)
     rates = dict.fromkeys(MAP_WAYS, rate)
-    sheet = Sheet(cell_path(results, "rotation-30", 10), {"labels": 10})
+    sheet = Sheet(cell_path(results, "rotation-30", 10), {"labels": 10, "statistics": "new"})
     for trial in cell_trials("rotation-30", rates):
         if trial.draw in draws:
             right = torch.rand(IMAGES, generator=random) < shares.get(trial.way, 0.6)
@@ -65,7 +73,7 @@ def test_leads_are_crossed_intervals_adjusted_for_the_baselines(results):
     assert list(cell.adjusted.values()) == holm([lead.p for lead in cell.leads.values()])
     assert cell.best_baseline == "all"
     assert cell.leads_all
-    page = map_to_markdown(read_map(results), "map.png")
+    page = map_to_markdown(read_map(results), picture="map.png")
     assert "1 of 36 cells have run" in page
     assert "in 1 of them" in page
     assert "| static full M | 7 | 0.01 |" in page
@@ -84,6 +92,25 @@ def test_cells_of_two_draws_or_of_rates_that_were_not_chosen_are_not_shown(resul
     assert read_map(results) == []
     write_cell(results, rate=0.03)
     assert read_map(results) == []
+
+
+def test_rates_of_m_are_shown_once_all_have_run(results):
+    """M's own rate, 50 and 40 %, is 0.5 and then 1.5 points below the best of the others."""
+    sheet = write_cell(results, draws=(1, 2, 3, 4, 5))
+    correct = {"full-default": 0.5, 0.003: 0.505, 0.01: 0.3}
+    for key, run in sheet.runs.items():
+        run["accuracy"] = correct["full-default"] - (0.1 if key.endswith("5") else -0.025)
+    assert read_map_rates(results) == []
+    for trial in rate_trials("rotation-30"):
+        sheet.add(trial, {"accuracy": correct.get(trial.rate, 0.2), "trained": 7, "correct": ""})
+    (cell,) = read_map_rates(results)
+    assert cell.accuracies == pytest.approx({3e-4: 20, 1e-3: 20, 3e-3: 50.5, 0.01: 30, 0.03: 20})
+    assert (cell.by_curvature, cell.lowest) == pytest.approx((50, 40))
+    assert cell.lost == pytest.approx(0.5)
+    page = map_to_markdown([], [cell, replace(cell, by_curvature=49.0)])
+    assert "within 1 point of the best in 1 of 2 cells" in page
+    row = "| turned by 30°, 10 labels | 20.00 | 20.00 | 50.50 | 30.00 | 20.00 |"
+    assert f"{row} 50.00 | 40.00 | 0.50 |" in page
 
 
 def test_the_command_writes_text_and_picture(results, capsys):

@@ -10,7 +10,12 @@ from neural_similarity.lab.cli.parsing import check_folders, parse_options
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.paper.adapt_continual import CONTINUAL
 from neural_similarity.lab.paper.adapt_map import MAP_FOLDER
-from neural_similarity.lab.paper.adapt_report import draw_map, map_to_markdown, read_map
+from neural_similarity.lab.paper.adapt_report import (
+    draw_map,
+    map_to_markdown,
+    read_map,
+    read_map_rates,
+)
 from neural_similarity.lab.paper.adapt_runs import ReportLine, run_map
 from neural_similarity.lab.paper.adapt_unlabelled import KNOWN_CHANGES, STREAM
 from neural_similarity.lab.train.progress import print_notice
@@ -74,12 +79,12 @@ def print_study(name: str, args: Sequence[str]) -> int:
     if name != MAP_FOLDER:
         (study,) = (study for study in OTHER_STUDIES if study.name == name)
         return _write_page(study.to_markdown(options.results), options.out)
-    cells = read_map(options.results)
+    cells, rates = read_map(options.results), read_map_rates(options.results)
     if options.out is None:
-        return _write_page(map_to_markdown(cells), None)
+        return _write_page(map_to_markdown(cells, rates), None)
     picture = options.out.with_suffix(".png")
     draw_map(cells, picture)
-    return _write_page(map_to_markdown(cells, picture.name), options.out, picture)
+    return _write_page(map_to_markdown(cells, rates, picture.name), options.out, picture)
 
 
 def _write_page(text: str, out: Path | None, *others: Path) -> int:

@@ -2,13 +2,16 @@
 
 A cell is a change and a number of labelled images of each class. Every way of adaptation runs on
 the same draws of these images. Its learning rate is chosen for a number of labels at a time, on
-images held out under changes that the map does not contain, and never on a test image.
+images held out under changes that the map does not contain, and never on a test image. Whether
+networks normalise by running statistics of the new images or by the backbone's is chosen for all
+ways of a cell by the labelled images alone: whichever of the two classifies more of them rightly
+without any training.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from neural_similarity.lab.data.corruption import GEOMETRY, UNDONE
 from neural_similarity.lab.recipes.adaptation import CHANGED, WAYS
@@ -33,6 +36,8 @@ CHANGES = {
 """Changes of the map with their labels, most telling ones first."""
 LABELS = (10, 5, 50)
 """Labelled images of each class."""
+MAP_CELLS = tuple((change, labels) for labels in LABELS for change in CHANGES)
+"""Changes and labels of the cells, in the order in which they run."""
 DRAWS = (1, 2, 3, 4, 5)
 """Seeds of a cell."""
 RATE_CHANGES = ("rotation-20", "zoom-1.15", "blur-1.5")
@@ -44,9 +49,17 @@ FIRST_RATES = (3e-3, 0.01, 0.03)
 """Where the choice begins; it goes on along the grid until the best rate has neighbours."""
 FIXED_RATES = {"full-default": 0.0, "nothing": 1.0, "statistics": 1.0, "undone": 1.0}
 """Ways whose rate is not chosen: M's own by curvature (0), and those that train nothing."""
-OWN_STATISTICS = ("nothing", "undone", "ssf")
-"""Ways that keep the backbone's running statistics, as users would have it: those of the batch
-undo SSF."""
+Statistics = Literal["new", "backbone"]
+"""Normalisation by statistics of the new images, or by the backbone's."""
+STATISTICS_OF: dict[str, Statistics] = {
+    "nothing": "backbone",
+    "undone": "backbone",
+    "ssf": "backbone",
+    "statistics": "new",
+}
+"""Ways whose statistics are not the cell's: those of the batch undo SSF."""
+RATES_OF_M = (3e-4, 1e-3, 3e-3, 0.01, 0.03)
+"""Rates of M that every cell tries, against which its own rate is judged."""
 MAP_WAYS = (
     "full", "full-default", "all", "norm", "residual", "residual-vector", "atoms", "lora", "lora-c",
     "lora-c4", "oft", "conv-adapter", "ssf", "film", "bias", "head", "statistics", "nothing",
@@ -92,12 +105,13 @@ def cell_ways(change: str) -> list[str]:
     return [way for way in MAP_WAYS if way != "undone" or change in GEOMETRY]
 
 
-def trial_recipe(trial: MapRun, labels: int) -> AdaptationRecipe:
+def trial_recipe(trial: MapRun, labels: int, statistics: Statistics = "new") -> AdaptationRecipe:
     """The recipe of a run; `nsim train adapt` with its fields trains the same network."""
     way = "nothing" if trial.way == "undone" else trial.way
     fields: dict[str, Any] = {"similarity": None, "train": "M", "threads": 1, "precision": "bf16"}
     fields |= CHANGED | WAYS[way][1]
-    fields["norm"] = "eval" if trial.way in OWN_STATISTICS else "train"
+    kept = STATISTICS_OF.get(trial.way, statistics) == "backbone"
+    fields["norm"] = "eval" if kept else "train"
     undone = UNDONE if trial.way == "undone" else ""
     recipe = AdaptationRecipe(
         **fields | {"lr": trial.rate, "seed": trial.draw, "per_class": labels},
@@ -118,6 +132,11 @@ def cell_trials(change: str, rates: Mapping[str, float]) -> list[MapRun]:
         for way in cell_ways(change)
         if draw == DRAWS[0] or way not in ("nothing", "undone")
     ]
+
+
+def rate_trials(change: str) -> list[MapRun]:
+    """M at all of its rates, on the images of a cell."""
+    return [MapRun(MAP_WAYS[0], rate, change, draw) for rate in RATES_OF_M for draw in DRAWS]
 
 
 def missing_trials(way: str, scores: RunScores, search: RateSearch | None = None) -> list[MapRun]:

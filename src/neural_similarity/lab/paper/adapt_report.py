@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -11,10 +12,17 @@ from torch import Tensor
 from neural_similarity.files import new_file
 from neural_similarity.lab.paper.adapt_map import (
     CHANGES,
+    DRAWS,
+    FIXED_RATES,
     LABELS,
+    MAP_CELLS,
     MAP_WAYS,
     RATE_CHANGES,
+    RATES_OF_M,
+    MapRun,
+    Statistics,
     cell_trials,
+    rate_trials,
 )
 from neural_similarity.lab.paper.adapt_runs import cell_path, rates_path, read_sheet
 from neural_similarity.lab.paper.markdown import deviation_text, interval_text
@@ -31,14 +39,25 @@ from neural_similarity.lab.train.statistics import (
 )
 
 OURS, OURS_UNTUNED = MAP_WAYS[:2]
+SHADES = 5
+"""Points of lead at which the picture's colours end."""
+NEAR = 1
+"""Points that a rate may be below the best one to be as good."""
 UNDONE_LABEL = "image changed back, network as it is"
 MAP_NOTE = (
     "Accuracy on the 10,000 test images, ± its standard deviation over draws of the labelled "
     "images. Leads are those of static full M in points, with 95 % intervals over draws and test "
     "images, crossed, and p-values adjusted by Holm for the baselines of the cell. Rates were "
     f"chosen for each way and number of labels under {', '.join(RATE_CHANGES)}, on images held "
-    "out; none on a test image. M's rate by curvature was not chosen at all. All runs are in "
-    "bfloat16."
+    "out; none on a test image. M's rate by curvature was not chosen at all. A cell's networks "
+    "normalise by running statistics of the new images or by the backbone's: by those with which "
+    "the untrained network classifies more of the labelled images of all draws. SSF keeps the "
+    "backbone's. All runs are in bfloat16."
+)
+RATES_NOTE = (
+    'Accuracy, %, of static full M by learning rate, over the same draws; "by curvature" is the '
+    "default of `nsim train adapt` (`--lr 0`). The best rate of a cell is known by its test images "
+    "alone."
 )
 
 
@@ -48,6 +67,7 @@ class CellReport:
 
     change: str
     labels: int
+    statistics: Statistics
     rates: dict[str, float]
     trained: dict[str, int]
     correct: dict[str, Tensor]
@@ -75,10 +95,11 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
     Raises:
         ValueError: a file is damaged.
     """
-    paths = cell_path(results, change, labels), rates_path(results, labels)
-    if not all(path.exists() for path in paths):
+    path = cell_path(results, change, labels)
+    sheet = read_sheet(path) if path.exists() else None
+    if sheet is None or not (rated := rates_path(results, labels, sheet.statistics)).exists():
         return None
-    runs, rates = read_sheet(paths[0]).runs, read_sheet(paths[1]).chosen_rates
+    runs, rates = sheet.runs, read_sheet(rated).chosen_rates
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for trial in cell_trials(change, rates):
         found.setdefault(trial.way, {})
@@ -94,12 +115,45 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
     return CellReport(
         change=change,
         labels=labels,
+        statistics=sheet.statistics,
         rates={trial.way: trial.rate for trial in cell_trials(change, rates)},
         trained={way: next(iter(own.values()))["trained"] for way, own in found.items()},
         correct=correct,
         leads=leads,
         adjusted=adjusted,
     )
+
+
+@dataclass(frozen=True)
+class RateReport:
+    """M by learning rate in a cell: mean accuracies over all draws, in percent."""
+
+    change: str
+    labels: int
+    accuracies: dict[float, float]
+    by_curvature: float
+    lowest: float
+    """The worst draw of the rate by curvature."""
+
+    @property
+    def lost(self) -> float:
+        """Points that the rate by curvature is below the best one."""
+        return max(self.accuracies.values()) - self.by_curvature
+
+
+def read_rates(results: Path, change: str, labels: int) -> RateReport | None:
+    """M's rates in a cell, if all have run."""
+    path = cell_path(results, change, labels)
+    found = read_sheet(path).runs if path.exists() else {}
+    own = [str(MapRun(OURS_UNTUNED, FIXED_RATES[OURS_UNTUNED], change, draw)) for draw in DRAWS]
+    if not {*own, *map(str, rate_trials(change))} <= set(found):
+        return None
+    rates: dict[float, list[float]] = {}
+    for trial in rate_trials(change):
+        rates.setdefault(trial.rate, []).append(100 * found[str(trial)]["accuracy"])
+    scores = [100 * found[key]["accuracy"] for key in own]
+    means = {rate: fmean(own) for rate, own in rates.items()}
+    return RateReport(change, labels, means, fmean(scores), min(scores))
 
 
 def leads_over_baselines(
@@ -131,14 +185,22 @@ def _correct_images(runs: dict[int, dict[str, Any]], draws: Sequence[int]) -> Te
 
 def read_map(results: Path) -> list[CellReport]:
     """The cells that can be shown, in the order in which they run."""
-    cells = (read_cell(results, change, labels) for labels in LABELS for change in CHANGES)
+    cells = (read_cell(results, *key) for key in MAP_CELLS)
     return [cell for cell in cells if cell is not None]
 
 
-def map_to_markdown(cells: Sequence[CellReport], picture: str | None = None) -> str:
+def read_map_rates(results: Path) -> list[RateReport]:
+    """M by learning rate in the cells that have tried all, in the order in which they run."""
+    cells = (read_rates(results, *key) for key in MAP_CELLS)
+    return [cell for cell in cells if cell is not None]
+
+
+def map_to_markdown(
+    cells: Sequence[CellReport], rates: Sequence[RateReport] = (), picture: str | None = None
+) -> str:
     """The map as Markdown."""
     ahead = sum(cell.leads_all for cell in cells)
-    total = len(CHANGES) * len(LABELS)
+    total = len(MAP_CELLS)
     summary = (
         f"{len(cells)} of {total} cells have run. Static full M is ahead of every baseline, after "
         f"adjustment, in {ahead} of them."
@@ -148,6 +210,7 @@ def map_to_markdown(cells: Sequence[CellReport], picture: str | None = None) -> 
         summary,
         MAP_NOTE,
         *map(_cell_to_markdown, cells),
+        *([_rates_to_markdown(rates)] if rates else []),
     ]
     if picture:
         parts.insert(2, f"![M's lead over the best baseline]({picture})")
@@ -159,7 +222,23 @@ def _cell_to_markdown(cell: CellReport) -> str:
     table = markdown_rows(head, *(_way_cells(cell, way) for way in cell.correct))
     draws = len(cell.correct[OURS])
     title = f"## {CHANGES[cell.change].capitalize()}, {cell.labels} labels of each class"
-    return f"{title} ({draws} draws)\n\n{table}"
+    kept = {"new": "of the new images", "backbone": "of the backbone"}[cell.statistics]
+    return f"{title} ({draws} draws, statistics {kept})\n\n{table}"
+
+
+def _rates_to_markdown(rates: Sequence[RateReport]) -> str:
+    head = ("cell", *(f"{rate:g}" for rate in RATES_OF_M), "by curvature", "its worst draw", "lost")
+    rows = (
+        (
+            f"{CHANGES[cell.change]}, {cell.labels} labels",
+            *(f"{accuracy:.2f}" for accuracy in cell.accuracies.values()),
+            *(f"{value:.2f}" for value in (cell.by_curvature, cell.lowest, cell.lost)),
+        )
+        for cell in rates
+    )
+    near = sum(cell.lost <= NEAR for cell in rates)
+    summary = f"It is within {NEAR} point of the best in {near} of {len(rates)} cells."
+    return f"## M by learning rate\n\n{RATES_NOTE} {summary}\n\n{markdown_rows(head, *rows)}"
 
 
 def _way_cells(cell: CellReport, way: str) -> tuple[str, ...]:
@@ -206,11 +285,15 @@ def draw_map(cells: Sequence[CellReport], path: Path) -> None:
         lead = cell.leads[cell.best_baseline].mean
         values[row, column] = lead
         text = f"{lead:+.1f}{'*' if cell.leads_all else ''}\n{cell.best_baseline}"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8)
-    image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-5, vmax=5, aspect="auto")
+        color = "white" if abs(lead) > 0.6 * SHADES else "black"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
+    axes.set_facecolor("lightgray")
+    image = axes.imshow(values.numpy(), cmap="RdBu", vmin=-SHADES, vmax=SHADES, aspect="auto")
     axes.set_yticks(range(len(CHANGES)), list(CHANGES.values()))
     axes.set_xticks(range(len(labels)), [f"{count} labels" for count in labels])
-    axes.set_title("Static full M over the best baseline, points\n* ahead of all, by Holm")
+    axes.set_title(
+        "Static full M over the best baseline, points\n* ahead of all, by Holm; gray: not run"
+    )
     figure.colorbar(image, ax=axes, shrink=0.6)
     with new_file(path) as file:
         figure.savefig(file, format="png")

@@ -13,17 +13,19 @@ from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import Dataset, load_dataset
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.paper.adapt_map import (
-    CHANGES,
+    DRAWS,
     FIXED_RATES,
-    LABELS,
+    MAP_CELLS,
     MAP_FOLDER,
     MAP_WAYS,
     RATE_CHANGES,
     MapRun,
     RateSearch,
+    Statistics,
     cell_trials,
     chosen_rate,
     missing_trials,
+    rate_trials,
     trial_recipe,
 )
 from neural_similarity.lab.paper.recording import code_of, machine_of
@@ -65,9 +67,18 @@ class Sheet:
         trained = (way for way in MAP_WAYS if way not in FIXED_RATES)
         return {way: chosen_rate(way, self.accuracies) for way in trained}
 
+    @property
+    def statistics(self) -> Statistics:
+        """By which statistics the networks of a cell normalise."""
+        return self.facts["statistics"]
+
     def add(self, trial: MapRun, run: dict[str, Any]) -> None:
         """Add a run and write the file."""
         self.runs[str(trial)] = run
+        self.write()
+
+    def write(self) -> None:
+        """Write the file."""
         write_text(self.path, record_layout(self.facts | {"runs": self.runs}))
 
 
@@ -84,9 +95,10 @@ def read_sheet(path: Path) -> Sheet:
         raise ValueError(f"{path} cannot be read as a sheet of runs: {error!r}") from error
 
 
-def rates_path(results: Path, labels: int) -> Path:
+def rates_path(results: Path, labels: int, statistics: Statistics = "new") -> Path:
     """The file of the runs that chose the rates for a number of labels."""
-    return results / MAP_FOLDER / f"rates-{labels}.json"
+    kept = "-backbone" if statistics == "backbone" else ""
+    return results / MAP_FOLDER / f"rates-{labels}{kept}.json"
 
 
 def cell_path(results: Path, change: str, labels: int) -> Path:
@@ -146,19 +158,47 @@ def fill_search(
 def run_map(data: Path, results: Path, report: ReportLine) -> None:
     """Choose rates and run all cells that lack runs, most telling ones first."""
     with filling_alone(results / MAP_FOLDER):
-        for labels in LABELS:
-            sheet = open_sheet(rates_path(results, labels), labels=labels)
+        for change, labels in MAP_CELLS:
+            cell = open_sheet(cell_path(results, change, labels), labels=labels)
+            statistics = choose_statistics(cell, change, labels, data)
+            rates = open_sheet(rates_path(results, labels, statistics), labels=labels)
             searched = (way for way in MAP_WAYS if way not in FIXED_RATES)
-            fill_search(sheet, searched, _map_run(held_out_images, labels, data), report)
-            for change in CHANGES:
-                cell = open_sheet(cell_path(results, change, labels), labels=labels)
-                trials = cell_trials(change, sheet.chosen_rates)
-                fill_sheet(cell, trials, _map_run(whole_images, labels, data), report)
+            fill_search(
+                rates, searched, _map_run(held_out_images, labels, statistics, data), report
+            )
+            trials = cell_trials(change, rates.chosen_rates) + rate_trials(change)
+            fill_sheet(cell, trials, _map_run(whole_images, labels, statistics, data), report)
 
 
-def _map_run(dataset_of: DatasetOf, labels: int, data: Path) -> RunTrial:
+def choose_statistics(cell: Sheet, change: str, labels: int, data: Path) -> Statistics:
+    """Those by which the untrained network classifies more labelled images of all draws."""
+    if "statistics" not in cell.facts:
+        recipes = {
+            kind: [trial_recipe(MapRun(way, 1.0, change, draw), labels) for draw in DRAWS]
+            for kind, way in (("new", "statistics"), ("backbone", "nothing"))
+        }
+        correct = {
+            kind: sum(_labelled_correct(recipe, data) for recipe in own)
+            for kind, own in recipes.items()
+        }
+        cell.facts |= {
+            "labelled_correct": correct,
+            "statistics": max(correct, key=lambda kind: correct[kind]),
+        }
+        cell.write()
+    return cell.statistics
+
+
+def _labelled_correct(recipe: AdaptationRecipe, data: Path) -> int:
+    """How many of its labelled images a run classifies rightly."""
+    task, run, state = train_in_memory(recipe, whole_images(recipe.dataset, data), data)
+    scores = evaluate_model(state.model, task.dataset.train, run.preprocess, cpu_runtime())
+    return int(scores.correct.sum())
+
+
+def _map_run(dataset_of: DatasetOf, labels: int, statistics: Statistics, data: Path) -> RunTrial:
     def run_trial(trial: MapRun) -> dict[str, Any]:
-        recipe = trial_recipe(trial, labels)
+        recipe = trial_recipe(trial, labels, statistics)
         return run_in_memory(recipe, dataset_of(recipe.dataset, data), data)
 
     return run_trial
@@ -205,18 +245,26 @@ def start_in_memory(
     return task, run, initial_state(run, cpu_runtime())
 
 
-def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
-    """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
-
-    A run that diverges is scored as it is.
-    """
+def train_in_memory(
+    recipe: AdaptationRecipe, whole: Dataset, data: Path
+) -> tuple[AdaptationTask, AdaptationRun, TrainingState]:
+    """A run that has trained as `nsim train adapt` does, and its task."""
     (task, run, state), runtime = start_in_memory(recipe, whole, data), cpu_runtime()
     job = Job(run.recipe, runtime, task.objective(run, runtime))
     advance = plain_update(partial(update_once, job, state, state.model.train()), state.optimizer)
     for step in range(run.recipe.steps):
         job.objective.prepare(step)
         advance(step_rate(run.recipe, step))
-    correct = evaluate_model(state.model, whole.test, run.preprocess, runtime).correct
+    return task, run, state
+
+
+def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
+    """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
+
+    A run that diverges is scored as it is.
+    """
+    _, run, state = train_in_memory(recipe, whole, data)
+    correct = evaluate_model(state.model, whole.test, run.preprocess, cpu_runtime()).correct
     return run_facts(state.model, run, correct) | {"finite": bool(state.totals[0].isfinite())}
 
 
