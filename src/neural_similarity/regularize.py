@@ -41,7 +41,7 @@ def parameter_groups(
     similarity_decay: float = 0.0,
     predictor_decay: float | None = None,
     sphere_decay: float | None = None,
-    loss: Callable[[], Tensor] | None = None,
+    logits: Callable[[], Tensor] | None = None,
     momentum: float = 0.9,
 ) -> list[dict[str, Any]]:
     r"""Trainable parameters in groups for an optimiser, each with its decay.
@@ -54,12 +54,15 @@ def parameter_groups(
     hyperspherical convolutions. A parameter that fits several groups is in "undecayed" if that is
     one of them, else in "similarities". Empty groups are left out.
 
-    With a `loss`, every group also has a learning rate for `torch.optim.SGD` and the `momentum`:
+    With `logits`, every group also has a learning rate for `torch.optim.SGD` and the `momentum`:
     $\eta = 0.1 \cdot 2(1 + \beta) / \lambda$, a tenth of the rate at which gradient descent with
     momentum $\beta$ leaves the minimum of a quadratic of curvature $\lambda$. $\lambda$ is the
-    largest eigenvalue of the loss's Hessian over all these parameters, by twelve products with a
-    vector. M's gradient is a sum over all kernels of a layer; this rate undoes the factor, so that
-    the step's effect on the folded kernels does not depend on their number or scale.
+    largest eigenvalue of the Gauss-Newton matrix $\frac1N \sum_n J_n^\top H J_n$ over all these
+    parameters, by twelve products with a vector: $J_n$ is the derivative of the logits of image n,
+    $H = (I - \frac1K 1 1^\top) / K$ the Hessian of the cross-entropy where all K classes are as
+    likely. So it needs no labels, and does not grow where the loss is small. M's gradient is a sum
+    over all kernels of a layer; this rate undoes the factor, so that the step's effect on the
+    folded kernels does not depend on their number or scale.
 
     Args:
         model: any network.
@@ -67,12 +70,13 @@ def parameter_groups(
         similarity_decay: of static M.
         predictor_decay: of the predictors of dynamic M.
         sphere_decay: of hyperspherical kernels.
-        loss: computes the loss on some labelled images, such as `lambda: cross_entropy(model(x),
-            y)`; it is called once, and its memory is that of a training step.
+        logits: computes the outputs (N, K, ...) for K classes on some images, such as `lambda:
+            model(x)`; it is called once, and its memory is that of a training step.
         momentum: β, for the rate.
 
     Raises:
-        ValueError: a decay or the momentum is negative, or the loss does not curve.
+        ValueError: a decay or the momentum is negative, or the logits do not depend on the
+            parameters, or are of fewer than two classes.
     """
     check_module(model)
     predictor_decay = weight_decay if predictor_decay is None else predictor_decay
@@ -94,16 +98,28 @@ def parameter_groups(
         for name, decay in decays.items()
         if (trained := [p for p in groups[name] if p.requires_grad])
     ]
-    if loss is None:
+    if logits is None:
         return found
     require_least("momentum", momentum, 0)
-    limit = 2 * (1 + momentum) / _largest_curvature(loss, [p for g in found for p in g["params"]])
+    trained = [p for group in found for p in group["params"]]
+    limit = 2 * (1 + momentum) / _largest_curvature(_uniform_loss(logits()), trained)
     return [group | {"lr": _SHARE_OF_LIMIT * limit, "momentum": momentum} for group in found]
 
 
-def _largest_curvature(loss: Callable[[], Tensor], parameters: list[nn.Parameter]) -> float:
+def _uniform_loss(logits: Tensor) -> Tensor:
+    """A loss whose Hessian here is the Gauss-Newton matrix of cross-entropy at even odds."""
+    if logits.dim() < 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"`logits` must return (images, classes, ...), two classes at least, got the shape "
+            f"{tuple(logits.shape)}"
+        )
+    centred = logits - logits.mean(1, keepdim=True)
+    return (centred - centred.detach()).square().mean() / 2
+
+
+def _largest_curvature(loss: Tensor, parameters: list[nn.Parameter]) -> float:
     """The largest absolute eigenvalue of the Hessian of `loss`, by power iteration."""
-    gradient = torch.autograd.grad(loss(), parameters, create_graph=True, allow_unused=True)
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     used = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g is not None]
     value, random = 0.0, torch.Generator().manual_seed(0)
     vector = [torch.randn(p.shape, generator=random).to(p) for _, p in used]
@@ -116,7 +132,7 @@ def _largest_curvature(loss: Callable[[], Tensor], parameters: list[nn.Parameter
         )  # fmt: skip
         value = torch.stack([part.square().sum() for part in vector]).sum().sqrt().item()
         if not 0 < value < inf:
-            raise ValueError(f"`loss` must curve along the parameters, got a curvature of {value}")
+            raise ValueError(f"`logits` must depend on the parameters, got a curvature of {value}")
     return value
 
 

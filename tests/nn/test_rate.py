@@ -10,34 +10,32 @@ from torch.nn.functional import cross_entropy, mse_loss
 import neural_similarity as ns
 
 
-def labelled(loss, network, x, y):
-    return loss(network(x), y)
-
-
-def test_the_rate_is_a_tenth_of_the_limit_of_a_quadratic():
+def test_the_rate_is_a_tenth_of_the_limit_where_all_classes_are_as_likely():
     """Gradient descent at 9.5 times the rate stays, at eleven times it leaves the minimum."""
     torch.manual_seed(0)
     layer = ns.freeze_backbone(ns.Conv2d(3, 4, 3, similarity="static-full").double())
-    x, y = 1 + torch.randn(5, 3, 6, 6).double(), torch.randn(5, 4, 4, 4).double()
-    loss = partial(labelled, mse_loss, layer, x, y)
-    (group,) = ns.parameter_groups(layer, weight_decay=0.0, loss=loss, momentum=0.9)
+    x = 1 + torch.randn(5, 3, 6, 6).double()
+    (group,) = ns.parameter_groups(layer, weight_decay=0.0, logits=partial(layer, x), momentum=0.9)
     (raw,) = group["params"]
-    hessian = torch.autograd.functional.hessian(
-        lambda m: mse_loss(torch.func.functional_call(layer, {"similarity.raw": m}, x), y),
-        raw.detach(),
+    jacobian = torch.autograd.functional.jacobian(
+        lambda m: torch.func.functional_call(layer, {"similarity.raw": m}, x), raw.detach()
     )
-    largest = torch.linalg.eigvalsh(hessian.reshape(81, 81))[-1].item()
+    likely = torch.full((4,), 0.25).double()
+    outer = likely.diag() - torch.outer(likely, likely)  # The Hessian of cross-entropy.
+    j = jacobian.movedim(1, -2).reshape(5 * 4 * 4, 4, 81)
+    matrix = (j.mT @ outer @ j).mean(0)
+    largest = torch.linalg.eigvalsh(matrix)[-1].item()
     assert group["lr"] == pytest.approx(0.1 * 2 * 1.9 / largest, rel=0.01)
-    start = raw.detach().clone()
+    start = torch.randn(81, generator=torch.Generator().manual_seed(0)).double()
     ends = []
     for times in (9.5, 11):
-        raw.data.copy_(start)
-        optimizer = torch.optim.SGD([raw], lr=times * group["lr"], momentum=0.9)
+        m = start.clone().requires_grad_()
+        optimizer = torch.optim.SGD([m], lr=times * group["lr"], momentum=0.9)
         for _ in range(1_000):
             optimizer.zero_grad()
-            loss().backward()
+            (m @ matrix @ m / 2).backward()
             optimizer.step()
-        ends.append(raw.detach().abs().max().item())
+        ends.append(m.detach().abs().max().item())
     assert ends[0] < 100
     assert not ends[1] < 1e6
 
@@ -56,18 +54,20 @@ class Summed(nn.Module):
         self.layer = ns.convert(nn.Sequential(wide), "static-full")
 
     def forward(self, x):
-        return self.layer(x).sum(1)
+        """Two classes: the sum of all filters, and nothing."""
+        total = self.layer(x).sum(1, keepdim=True)
+        return torch.cat([total, torch.zeros_like(total)], 1)
 
 
 def first_step(copies, automatic):
     """The change of M in a step, of a network `copies` times as wide as another."""
     network = ns.freeze_backbone(Summed(copies).double())
     torch.manual_seed(1)
-    x, y = torch.randn(6, 3, 5, 5).double(), copies * torch.randn(6, 3, 3).double()
-    loss = partial(labelled, mse_loss, network, x, y)
-    (group,) = ns.parameter_groups(network, weight_decay=0.0, loss=loss if automatic else None)
+    x, y = torch.randn(6, 3, 5, 5).double(), copies * torch.randn(6, 2, 3, 3).double()
+    logits = partial(network, x) if automatic else None
+    (group,) = ns.parameter_groups(network, weight_decay=0.0, logits=logits)
     optimizer = torch.optim.SGD([group], lr=0.01, momentum=0.9)
-    loss().backward()
+    mse_loss(network(x), y).backward()
     optimizer.step()
     kernel = ns.fold(network).layer[0].weight
     plain = Summed(copies).double().layer[0].weight
@@ -93,9 +93,9 @@ def test_steps_of_random_networks_of_any_width_are_alike():
         )  # fmt: skip
         network = ns.freeze_backbone(ns.convert(plain, "static-full"), norm="train")
         x, y = torch.randn(20, 3, 8, 8), torch.arange(20) % 5
-        loss = partial(labelled, cross_entropy, network, x, y)
-        optimizer = torch.optim.SGD(ns.parameter_groups(network, weight_decay=0.0, loss=loss))
-        loss().backward()
+        groups = ns.parameter_groups(network, weight_decay=0.0, logits=partial(network, x))
+        optimizer = torch.optim.SGD(groups)
+        cross_entropy(network(x), y).backward()
         optimizer.step()
         kernels = (ns.fold(network)[3].weight, plain[3].weight)
         changes.append(((kernels[0] - kernels[1]).norm() / kernels[1].norm()).item())
@@ -108,21 +108,33 @@ def test_every_group_has_the_rate_and_what_has_no_gradient_is_left():
     network.add_module("unused", nn.ParameterList([torch.zeros(3)]))
     x = torch.randn(2, 2, 4, 4)
 
-    def loss():
-        return network[:2](x).square().mean()
-
-    groups = ns.parameter_groups(network, weight_decay=0.1, loss=loss, momentum=0.5)
+    groups = ns.parameter_groups(
+        network, weight_decay=0.1, logits=lambda: network[:2](x), momentum=0.5
+    )
     rates = {(group["lr"], group["momentum"]) for group in groups}
     assert len(groups) > 1
     assert len(rates) == 1
     torch.optim.SGD(groups).step()
 
 
-def test_a_loss_without_curvature_or_a_momentum_below_zero_is_refused():
-    layer = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="`loss` must curve along the parameters"):
-        ns.parameter_groups(layer, weight_decay=0.0, loss=lambda: 0 * layer.weight.square().sum())
+def test_the_rate_knows_no_labels_and_no_loss():
+    """Outputs that are right by any margin leave it as it is."""
+    torch.manual_seed(0)
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)
+    rates = []
+    for shift in (0.0, 50.0):
+        layer.bias.data[0] = shift
+        (group,) = ns.parameter_groups(layer, weight_decay=0.0, logits=partial(layer, x))
+        rates.append(group["lr"])
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_logits_that_set_no_rate_and_a_momentum_below_zero_are_refused():
+    layer, find = nn.Linear(2, 2), partial(ns.parameter_groups, weight_decay=0.0)
+    with pytest.raises(ValueError, match=r"`logits` must depend on the parameters, got .* 0\.0"):
+        find(layer, logits=lambda: 0 * layer(torch.ones(1, 2)))
+    for shape in ((3,), (3, 1)):
+        with pytest.raises(ValueError, match=r"`logits` must return .* two classes at least, got"):
+            find(layer, logits=lambda shape=shape: layer.weight.sum().expand(shape))
     with pytest.raises(ValueError, match="`momentum` must be at least 0"):
-        ns.parameter_groups(
-            layer, weight_decay=0.0, loss=lambda: layer.weight.square().sum(), momentum=-0.1
-        )
+        find(layer, logits=lambda: layer(torch.ones(1, 2)), momentum=-0.1)

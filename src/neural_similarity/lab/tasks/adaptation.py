@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
 from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
@@ -89,8 +88,8 @@ class AdaptationRecipe(Recipe):
     similarity: Similarity | None = STATIC_FULL
     steps: int = 300
     lr: float = 0.003
-    """Learning rate before the first drop; 0 takes a tenth of the limit that the loss's largest
-    curvature sets, on 100 of the training images."""
+    """Learning rate before the first drop; 0 takes a tenth of the limit that the largest
+    curvature of the outputs sets, on 100 of the training images."""
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
     weight_decay: float = 0.0
@@ -260,15 +259,15 @@ class AdaptationTask(ClassificationTask):
         network, images = adapt_network(model, recipe, converted).train(), self.training_split()[0]
         order = torch.randperm(len(images), generator=seeded_generator("rate", recipe.seed))
         few = images.subset(order[:RATE_IMAGES])
-        x, y = self.preprocess()(few.head(len(few))), few.labels
+        x = self.preprocess()(few.head(len(few)))
         groups = parameter_groups(
             network,
             weight_decay=recipe.weight_decay,
-            loss=lambda: functional.cross_entropy(network(x), y),
+            logits=lambda: network(x),
             momentum=recipe.momentum,
         )
         rate = float(f"{groups[0]['lr']:.3g}")
-        print_notice(f"learning rate {rate:g}, from the curvature of the loss (--lr)")
+        print_notice(f"learning rate {rate:g}, from the curvature of the outputs (--lr)")
         return replace(self, recipe=replace(recipe, lr=rate))
 
     @classmethod
