@@ -57,7 +57,7 @@ def rivals(options: Options) -> Iterator[Row]:
     if not isinstance(options, RivalOptions):
         raise TypeError(f"`options` must be RivalOptions, got {options!r}")
     recipes = {name: RECIPES[f"cifar10-{name}"] for name in OURS}
-    recipes |= {name: _recipe(rival, options.code) for name, rival in RIVALS.items()}
+    recipes |= {name: _recipe(name, options.code) for name in RIVALS}
     for name in options.train:
         require_known_name("train", name, recipes)
         _train(recipes[name], _folder(options, name), options)
@@ -134,11 +134,11 @@ def _network_rows(
         yield row if error is None else replace(row, costs=row.costs | {"test_error": error})
 
 
-def _recipe(rival: Rival, code: Path) -> TrainingRecipe:
+def _recipe(name: str, code: Path) -> TrainingRecipe:
     """The recipe of `cifar10-cnn` with a rival's layers, whose network it makes known."""
-    name = f"cnn9 {next(key for key, value in RIVALS.items() if value is rival)}"
-    models.MODELS[name] = partial(with_rival, rival, code)
-    return replace(RECIPES["cifar10-cnn"], model=name)
+    model = f"cnn9_{name}"
+    models.MODELS[model] = partial(with_rival, RIVALS[name], code)
+    return replace(RECIPES["cifar10-cnn"], model=model)
 
 
 def with_rival(
