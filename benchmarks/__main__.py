@@ -5,13 +5,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks import distributed, few_shot, loops, networks, performance, price, subjects
+from benchmarks import (
+    distributed,
+    few_shot,
+    loops,
+    networks,
+    performance,
+    price,
+    rivals,
+    subjects,
+)
+from benchmarks.authors import origins
 from benchmarks.case import KINDS
 from benchmarks.measure import Watch
 from benchmarks.networks import COMPARED, KNOWN, NETWORKS, PREDICTORS, texts
 from benchmarks.options import PROGRAM, Options, PageOptions, given
 from benchmarks.plots import draw
 from benchmarks.report import Report, Row, to_markdown, write
+from benchmarks.rivals import RivalOptions
 from neural_similarity.files import write_text
 from neural_similarity.lab.cli import exit_code
 from neural_similarity.lab.cli.commands import (
@@ -79,6 +90,7 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
         price.price,
         Options(rounds=7, threads=(1,), network=("ResNet-18", "EfficientNet-B0")),
     ),
+    "rivals": (rivals.rivals, RivalOptions(dtype="fp32", rounds=7, threads=(1,), batch=(8,))),
     "recipes": (networks.recipes, Options(dtype="bf16", batch=(128,))),
     "inference": (networks.inference, Options(batch=(1, 128), similarity=SIMILARITIES)),
     "fewshot": (few_shot.few_shot, Options(dtype="fp32", rounds=7, batch=(2_000,), size=(84,))),
@@ -115,6 +127,7 @@ def _run(name: str, args: Sequence[str]) -> int:
         "similarities": texts(name for name in options.similarity if name in KNOWN),
         "recipes": {name: recipe_to_json(RECIPES[name]) for name in recipes},
         "keeps_memory": keep_freed_memory(),
+        **({"rivals": origins(options.code)} if isinstance(options, RivalOptions) else {}),
         "norms": "torch",
     }
     watch = Watch()

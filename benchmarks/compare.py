@@ -1,9 +1,11 @@
 """Whatever is compared is checked first, then timed by turns, then weighed."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle
 from math import sqrt
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Case
-from benchmarks.measure import Call, Clock, Timing, measure, peak_bytes
+from benchmarks.measure import Call, Clock, Timing, measure, peak_bytes, seconds_per_call
 from benchmarks.oracle import Errors
 from benchmarks.replays import Replays, clock_of
 from benchmarks.report import Group, Row, title
@@ -37,6 +39,12 @@ class Entrant:
     """How much of something the last call does, by the name of the speed."""
     may_fail: bool = False
     """Whether it may lack times because its check fails, as of what is not installed."""
+
+
+def cpu_clock(case: Case) -> Clock | None:
+    """CPU time of the process; on a GPU its own clock."""
+    on_cpu = case.runtime.device.type == "cpu"
+    return partial(seconds_per_call, timer=time.process_time) if on_cpu else None
 
 
 def compare(

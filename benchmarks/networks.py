@@ -14,9 +14,9 @@ from torch.optim import SGD, Optimizer
 from benchmarks import oracle
 from benchmarks.case import Case, Placed, Subject, learn, seeded
 from benchmarks.compare import Entrant, compare, forward
-from benchmarks.measure import Call, macs
+from benchmarks.measure import Call, Clock, macs
 from benchmarks.options import Options
-from benchmarks.oracle import Checker
+from benchmarks.oracle import Checker, Errors
 from benchmarks.report import Group, Row
 from neural_similarity import models
 from neural_similarity.conversion import convert, fold
@@ -104,13 +104,13 @@ def checker(case: Case) -> Checker:
 
 def training(case: Case, similarities: Iterable[str]) -> list[Row]:
     """Updates of CNN-9, plain and with similarities."""
-    return _updates("updates of CNN-9", case, cnn9, (PLAIN, *similarities))
+    return updates("updates of CNN-9", case, cnn9, (PLAIN, *similarities))
 
 
 def recipes(options: Options) -> Iterator[Row]:
     """Updates of the networks of the tables."""
     for case in options.cases():
-        yield from _updates("updates by recipe", case, of_recipe, COMPARED)
+        yield from updates("updates by recipe", case, of_recipe, COMPARED)
 
 
 def whole(options: Options) -> Iterator[Row]:
@@ -118,7 +118,7 @@ def whole(options: Options) -> Iterator[Row]:
     names = ("U-Net",) if options.quick else options.network
     for case in options.cases(names, nchw=True):
         what = f"updates of {case.kind}, {case.layout}"
-        yield from _updates(what, case, converted, (PLAIN, *CONVERTED))
+        yield from updates(what, case, converted, (PLAIN, *CONVERTED))
 
 
 def inference(options: Options) -> Iterator[Row]:
@@ -146,11 +146,13 @@ def _scores(original: nn.Module) -> Callable[..., Tensor]:
     return lambda _, x: oracle.network(twin, x)
 
 
-def _updates(
+def updates(
     what: str,
     case: Case,
     build: Callable[[Case, str], nn.Module],
     names: Iterable[str],
+    errors: Callable[[Checker, Subject], Errors] = Checker.errors,
+    clock: Clock | None = None,
 ) -> list[Row]:
     """Updates of networks on one batch: no data, no log."""
     images = case.images(case.batch)
@@ -164,7 +166,7 @@ def _updates(
         return partial(update, module, optimizer, (images, labels))
 
     pairs = [(one, call(one.module)) for one in subjects]
-    return _compared({"what": what}, case, STEP, pairs)
+    return _compared({"what": what}, case, STEP, pairs, errors, clock)
 
 
 def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> None:
@@ -177,7 +179,12 @@ def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> N
 
 
 def _compared(
-    words: Group, case: Case, what: str, pairs: Iterable[tuple[Subject, Call]]
+    words: Group,
+    case: Case,
+    what: str,
+    pairs: Iterable[tuple[Subject, Call]],
+    errors: Callable[[Checker, Subject], Errors] = Checker.errors,
+    clock: Clock | None = None,
 ) -> list[Row]:
     """Subjects and the calls that are timed of them."""
     check, images = checker(case), case.images(case.batch)
@@ -186,13 +193,13 @@ def _compared(
     def enter(one: Subject, call: Call) -> Entrant:
         return Entrant(
             name=one.name,
-            errors=partial(check.errors, one),
+            errors=partial(errors, check, one),
             calls={what: call},
             costs={"macs": lambda: macs(one.module, [images]) / case.batch},
             speeds={"images_per_second": case.batch},
         )
 
-    return compare(group, [enter(*pair) for pair in pairs], case)
+    return compare(group, [enter(*pair) for pair in pairs], case, clock)
 
 
 def _of_timm(name: str) -> nn.Module:

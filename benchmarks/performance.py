@@ -21,6 +21,7 @@ HEADINGS = {
     "training": "Training",
     "networks": "Whole networks",
     "price": "The price of M",
+    "rivals": "Layers of other authors",
     "recipes": "Networks of the tables",
     "inference": "Inference",
     "fewshot": "Few-shot learning",

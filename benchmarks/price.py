@@ -1,6 +1,5 @@
 """What M adds to whole networks, inference and training, and to the smallest layer: CPU time."""
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,8 +10,8 @@ from torch.optim import SGD
 
 from benchmarks import subjects
 from benchmarks.case import Case, learn, seeded
-from benchmarks.compare import Entrant, compare, forward
-from benchmarks.measure import Call, Clock, macs, seconds_per_call
+from benchmarks.compare import Entrant, compare, cpu_clock, forward
+from benchmarks.measure import Call, macs
 from benchmarks.networks import CLASSES, FORWARD, NETWORKS, PLAIN, STEP, checker, subject, update
 from benchmarks.options import Options
 from benchmarks.report import Row
@@ -77,18 +76,12 @@ def _case(options: Options, part: Part) -> Case:
     return next(own.cases((part.network,)))
 
 
-def _clock(case: Case) -> Clock | None:
-    """CPU time; on a GPU its own clock."""
-    on_cpu = case.runtime.device.type == "cpu"
-    return partial(seconds_per_call, timer=time.process_time) if on_cpu else None
-
-
 def _smallest_layer(options: Options) -> Iterator[Row]:
     """A dynamic diagonal layer whose time is the host's."""
     case = next(replace(options, dtype="fp32", batch=(1,), size=(8,)).cases(("diagonal",)))
     one = replace(case, channels=8)
     compared = [subjects.plain(one), subjects.layer(one)]
-    yield from subjects.compared({"what": HOST}, one, compared, _clock(one))
+    yield from subjects.compared({"what": HOST}, one, compared, cpu_clock(one))
 
 
 def _network_rows(options: Options, part: Part) -> list[Row]:
@@ -112,7 +105,7 @@ def _network_rows(options: Options, part: Part) -> list[Row]:
         )
 
     entrants = [enter(name) for name in (PLAIN, *part.names)]
-    return compare(group | {"size": case.size}, entrants, case, _clock(case))
+    return compare(group | {"size": case.size}, entrants, case, cpu_clock(case))
 
 
 def _network(case: Case, name: str) -> nn.Module:

@@ -10,6 +10,7 @@ from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.paper.costs import machine_name, timing_doubt
 
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "test_error": ("test error, %", "{:.2f}".format),
     "images_per_second": ("images/s", "{:,.0f}".format),
     "tasks_per_second": (
         "tasks/s",

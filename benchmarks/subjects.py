@@ -1,6 +1,5 @@
 """The operators that are compared: ours, other formulations of the same, and other operators."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,10 +19,10 @@ from benchmarks.case import (
     learn,
     seeded,
 )
-from benchmarks.compare import Entrant, alternated, compare, forward
-from benchmarks.measure import Clock, macs, saved_bytes, seconds_per_call
+from benchmarks.compare import Entrant, alternated, compare, cpu_clock, forward
+from benchmarks.measure import Clock, macs, saved_bytes
 from benchmarks.options import Options
-from benchmarks.oracle import Checker, outcome, trained
+from benchmarks.oracle import Checker, Errors, outcome, trained
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import Conv2d, parse_similarity
@@ -77,11 +76,9 @@ def layers(options: Options) -> Iterator[Row]:
             one = replace(case, **shape | ({"size": QUICK_SIZE} if options.quick else {}))
             if one.kind == "full" and one.kernel**2 > MOST_FULL:
                 continue
-            clock = partial(seconds_per_call, timer=time.process_time)
-            on_cpu = one.runtime.device.type == "cpu"
             words = {"layer": name, "similarity": one.kind}
             both = [plain(one), dynamic("ours", one)]
-            yield from compared(words, one, both, clock if on_cpu else None)
+            yield from compared(words, one, both, cpu_clock(one))
 
 
 def scaling(options: Options) -> Iterator[Row]:
@@ -98,7 +95,11 @@ def scaling(options: Options) -> Iterator[Row]:
 
 
 def compared(
-    words: dict[str, str], case: Case, chosen: Iterable[Subject], clock: Clock | None = None
+    words: dict[str, str],
+    case: Case,
+    chosen: Iterable[Subject],
+    clock: Clock | None = None,
+    errors: Callable[[Checker, Subject], Errors] = Checker.errors,
 ) -> list[Row]:
     """Rows of operators and layers: their times, forward alone and with backward, and costs."""
     checker = Checker(case.operands.grad, case.dtype)
@@ -111,7 +112,7 @@ def compared(
 
         return Entrant(
             name=subject.name,
-            errors=partial(checker.errors, subject),
+            errors=partial(errors, checker, subject),
             may_fail=subject.may_fail,
             calls={FORWARD: forward(module, inputs), BOTH: alternated(both, inputs)},
             costs={
@@ -158,14 +159,14 @@ def dynamic(name: str, case: Case, backend: Backend = "auto") -> Subject:
     return _operator(name, function, case, case.operands.dynamic)
 
 
-def layer(case: Case) -> Subject:
-    """Our dynamic layer: the operator and its predictor, in bf16 by autocast as in training."""
-    width, similarity = case.channels, parse_similarity(f"dynamic-{case.kind}")
+def layer(case: Case, name: str = LAYER, text: str = "") -> Subject:
+    """Our layer of the similarity `text`, by default a dynamic one, in bf16 by autocast."""
+    width, similarity = case.channels, parse_similarity(text or f"dynamic-{case.kind}")
     with seeded():
         module = Conv2d(width, width, KERNEL, padding=PADDING, bias=False, similarity=similarity)
         learn(module)
     return Subject(
-        name=LAYER,
+        name=name,
         module=Placed(module, case.runtime),
         inputs=(case.operands.x,),
         oracle=oracle.network,

@@ -30,7 +30,7 @@ SMALL = (
 SIZES = 64, 96, 128, 224, 256
 TOLERANCE = 1e-3
 """Largest difference of a folded or exported network, relative to its largest output."""
-BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
+MARKS = "<!-- table -->\n", "<!-- end -->\n"
 
 
 def smallest_network(family):
@@ -180,26 +180,37 @@ def table_of(rows):
     return "\n".join(lines + [f"| {why} | {family} |" for why, family in reasons]) + "\n"
 
 
-def write_page(rows):
-    """Put the table between the page's marks."""
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    PAGE.write_text(head + BEGIN + table_of(rows) + END + rest.partition(END)[2], "utf-8")
+def write_page(table, marks=MARKS):
+    """Put a table between two marks of the page."""
+    begin, end = marks
+    head, _, rest = PAGE.read_text("utf-8").partition(begin)
+    PAGE.write_text(head + begin + table + end + rest.partition(end)[2], "utf-8")
+
+
+def write_record(path, rows):
+    """Write rows, each with its commit, in the order of their names."""
+    commits = sorted({row["commit"] for row in rows.values()})
+    content = {"environment": {"resumed": [{"commit": c} for c in commits]}}
+    content["rows"] = dict(sorted(rows.items()))
+    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def read_rows(path):
+    """The rows of a record, in the order of their names; none where there is no record yet."""
+    return json.loads(path.read_text("utf-8"))["rows"] if path.exists() else {}
 
 
 def main(families):
     """Try these families, or those that the record lacks; print, keep and show each."""
     logging.getLogger("neural_similarity").setLevel(logging.ERROR)
-    rows = json.loads(RECORD.read_text("utf-8"))["rows"] if RECORD.exists() else {}
+    rows = read_rows(RECORD)
     commit = checkout_commit()  # before this changes the record
     for family in families or sorted({*timm.list_modules()} - {*rows}):
         rows[family] = try_network(smallest_network(family)) | {"commit": commit}
         sys.stdout.write(f"{family}: {rows[family]}\n")
         sys.stdout.flush()
-        rows = dict(sorted(rows.items()))
-        commits = sorted({row["commit"] for row in rows.values()})
-        content = {"environment": {"resumed": [{"commit": c} for c in commits]}, "rows": rows}
-        RECORD.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    write_page(rows)
+        write_record(RECORD, rows)
+    write_page(table_of(read_rows(RECORD)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import compare, formulations, networks, performance
+from benchmarks import compare, formulations, networks, performance, rivals
 from benchmarks.__main__ import BENCHES, _run, main
 from benchmarks.case import Case
 from benchmarks.measure import Timing
@@ -26,6 +26,7 @@ QUICK = {
     "layers": ("--similarity", "diagonal"),
     "networks": (),
     "price": ("--network", "ResNet-18", "--dtype", "bf16"),
+    "rivals": (),
     "recipes": (),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "fewshot": (),
@@ -266,6 +267,8 @@ def test_every_benchmark_has_a_section():
 def test_commands_print_save_and_draw(name, tmp_path, capsys, monkeypatch):
     few = ("cifar10-cnn", "cifar10-cnn++", "cifar10-dynamic-dns-shared")
     monkeypatch.setattr(networks, "COMPARED", few)
+    monkeypatch.setattr(rivals, "RIVALS", {"condconv-4": rivals.RIVALS["condconv-4"]})
+    monkeypatch.setattr(rivals, "OURS", ("cnn", "pooled"))
     args = [name, "--quick", "--device", "cpu", "--out", str(tmp_path), *QUICK[name]]
     assert main(args) == 0
     told = capsys.readouterr()

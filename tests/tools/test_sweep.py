@@ -1,7 +1,5 @@
 """One network of each family of timm: converted, trained, saved, folded and exported."""
 
-import json
-
 import pytest
 
 timm = pytest.importorskip("timm")
@@ -18,7 +16,7 @@ def test_a_network_of_every_family(family):
 
 
 def test_the_page_shows_the_record():
-    rows = json.loads(sweep.RECORD.read_text("utf-8"))["rows"]
+    rows = sweep.read_rows(sweep.RECORD)
     assert set(rows) <= set(timm.list_modules())
     assert sweep.table_of(rows) in sweep.PAGE.read_text("utf-8")
     assert not [family for family, row in rows.items() if row["error"]]

@@ -75,7 +75,8 @@ def test_what_onnx_cannot_write_is_told_in_a_line(run, tmp_path, capsys, monkeyp
     monkeypatch.setattr(torch.onnx, "export", fail)
     assert export(run, "--out", str(tmp_path / "network.onnx")) == 1
     told = capsys.readouterr().err
-    assert told.endswith("nsim: torch.onnx cannot write the network: MemoryError('no room')\n")
+    cause = "nsim: torch.onnx cannot write the network: MemoryError('no room'); try --format pt2\n"
+    assert told.endswith(cause)
     assert not list(tmp_path.iterdir())
 
 

@@ -113,7 +113,9 @@ def write_onnx(
         )
     except torch.onnx.OnnxExporterError as error:  # It lists steps; its cause says what is wrong.
         reason = error.__cause__ or error
-        raise RunError(f"torch.onnx cannot write the network: {reason!r}") from error
+        raise RunError(
+            f"torch.onnx cannot write the network: {reason!r}; try --format pt2"
+        ) from error
     if written is None:
         raise RunError("torch.onnx returned no program")
     written.model.metadata_props.update(facts)
