@@ -111,7 +111,8 @@ def tiny_map(monkeypatch, tmp_path):
             "MAP_WAYS": ways, "RATES_OF_M": (0.01, 0.03),
         },
         adapt_runs: {
-            "MAP_CELLS": (("rotation-30", 2),), "HELD_OUT": 2, "DRAWS": (1, 2), "MAP_WAYS": ways,
+            "LABELS": (2,), "HELD_OUT": 2, "CHANGES": ("rotation-30",), "DRAWS": (1, 2),
+            "MAP_WAYS": ways,
             "load_dataset": lambda *_, **__: coloured_dataset(),
         },
     }  # fmt: skip
@@ -155,7 +156,7 @@ def test_a_map_that_was_stopped_goes_on_and_repeats_nothing(tiny_map):
     cell = adapt_runs.read_sheet(adapt_runs.cell_path(tiny_map, "rotation-30", 2))
     path = adapt_runs.rates_path(tiny_map, 2, cell.statistics)
     rates = adapt_runs.read_sheet(path).chosen_rates
-    trials = [*cell_trials("rotation-30", rates), *rate_trials("rotation-30")]
+    trials = [*rate_trials("rotation-30"), *cell_trials("rotation-30", rates)]
     assert list(cell.runs) == list(dict.fromkeys(map(str, trials)))
     assert all("correct" in run for run in cell.runs.values())
 

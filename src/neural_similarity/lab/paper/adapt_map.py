@@ -135,8 +135,10 @@ def cell_trials(change: str, rates: Mapping[str, float]) -> list[MapRun]:
 
 
 def rate_trials(change: str) -> list[MapRun]:
-    """M at all of its rates, on the images of a cell."""
-    return [MapRun(MAP_WAYS[0], rate, change, draw) for rate in RATES_OF_M for draw in DRAWS]
+    """M at all of its rates and at its own, on the images of a cell."""
+    ours, untuned = MAP_WAYS[:2]
+    tried = [(untuned, FIXED_RATES[untuned]), *((ours, rate) for rate in RATES_OF_M)]
+    return [MapRun(way, rate, change, draw) for way, rate in tried for draw in DRAWS]
 
 
 def missing_trials(way: str, scores: RunScores, search: RateSearch | None = None) -> list[MapRun]:

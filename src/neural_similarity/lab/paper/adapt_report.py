@@ -12,14 +12,12 @@ from torch import Tensor
 from neural_similarity.files import new_file
 from neural_similarity.lab.paper.adapt_map import (
     CHANGES,
-    DRAWS,
     FIXED_RATES,
     LABELS,
     MAP_CELLS,
     MAP_WAYS,
     RATE_CHANGES,
     RATES_OF_M,
-    MapRun,
     Statistics,
     cell_trials,
     rate_trials,
@@ -145,15 +143,15 @@ def read_rates(results: Path, change: str, labels: int) -> RateReport | None:
     """M's rates in a cell, if all have run."""
     path = cell_path(results, change, labels)
     found = read_sheet(path).runs if path.exists() else {}
-    own = [str(MapRun(OURS_UNTUNED, FIXED_RATES[OURS_UNTUNED], change, draw)) for draw in DRAWS]
-    if not {*own, *map(str, rate_trials(change))} <= set(found):
+    trials = rate_trials(change)
+    if not all(str(trial) in found for trial in trials):
         return None
-    rates: dict[float, list[float]] = {}
-    for trial in rate_trials(change):
-        rates.setdefault(trial.rate, []).append(100 * found[str(trial)]["accuracy"])
-    scores = [100 * found[key]["accuracy"] for key in own]
-    means = {rate: fmean(own) for rate, own in rates.items()}
-    return RateReport(change, labels, means, fmean(scores), min(scores))
+    scores: dict[float, list[float]] = {}
+    for trial in trials:
+        scores.setdefault(trial.rate, []).append(100 * found[str(trial)]["accuracy"])
+    own = scores.pop(FIXED_RATES[OURS_UNTUNED])
+    means = {rate: fmean(drawn) for rate, drawn in scores.items()}
+    return RateReport(change, labels, means, fmean(own), min(own))
 
 
 def leads_over_baselines(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import Dataset, load_dataset
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.paper.adapt_map import (
+    CHANGES,
     DRAWS,
     FIXED_RATES,
-    MAP_CELLS,
+    LABELS,
     MAP_FOLDER,
     MAP_WAYS,
     RATE_CHANGES,
@@ -42,6 +44,7 @@ from neural_similarity.lab.train.runtime import cpu_threads
 ReportLine = Callable[[str], None]
 DatasetOf = Callable[[str, Path], Dataset]
 RunTrial = Callable[[MapRun], dict[str, Any]]
+RunOnImages = Callable[[DatasetOf], RunTrial]
 HELD_OUT = 200
 """Training images of each class that rates are chosen on."""
 MEMORY = Path("in-memory")
@@ -156,18 +159,28 @@ def fill_search(
 
 
 def run_map(data: Path, results: Path, report: ReportLine) -> None:
-    """Choose rates and run all cells that lack runs, most telling ones first."""
+    """Run all that lacks: M at its rates in all cells, then the other ways and their rates."""
     with filling_alone(results / MAP_FOLDER):
-        for change, labels in MAP_CELLS:
-            cell = open_sheet(cell_path(results, change, labels), labels=labels)
-            statistics = choose_statistics(cell, change, labels, data)
-            rates = open_sheet(rates_path(results, labels, statistics), labels=labels)
-            searched = (way for way in MAP_WAYS if way not in FIXED_RATES)
-            fill_search(
-                rates, searched, _map_run(held_out_images, labels, statistics, data), report
-            )
-            trials = cell_trials(change, rates.chosen_rates) + rate_trials(change)
-            fill_sheet(cell, trials, _map_run(whole_images, labels, statistics, data), report)
+        for labels, fill in product(LABELS, (_fill_rates, _fill_ways)):
+            for change in CHANGES:
+                cell = open_sheet(cell_path(results, change, labels), labels=labels)
+                statistics = choose_statistics(cell, change, labels, data)
+                rates = open_sheet(rates_path(results, labels, statistics), labels=labels)
+                fill(change, cell, rates, partial(_map_run, labels, statistics, data), report)
+
+
+def _fill_rates(
+    change: str, cell: Sheet, _: Sheet, run_on: RunOnImages, report: ReportLine
+) -> None:
+    fill_sheet(cell, rate_trials(change), run_on(whole_images), report)
+
+
+def _fill_ways(
+    change: str, cell: Sheet, rates: Sheet, run_on: RunOnImages, report: ReportLine
+) -> None:
+    searched = (way for way in MAP_WAYS if way not in FIXED_RATES)
+    fill_search(rates, searched, run_on(held_out_images), report)
+    fill_sheet(cell, cell_trials(change, rates.chosen_rates), run_on(whole_images), report)
 
 
 def choose_statistics(cell: Sheet, change: str, labels: int, data: Path) -> Statistics:
@@ -196,7 +209,7 @@ def _labelled_correct(recipe: AdaptationRecipe, data: Path) -> int:
     return int(scores.correct.sum())
 
 
-def _map_run(dataset_of: DatasetOf, labels: int, statistics: Statistics, data: Path) -> RunTrial:
+def _map_run(labels: int, statistics: Statistics, data: Path, dataset_of: DatasetOf) -> RunTrial:
     def run_trial(trial: MapRun) -> dict[str, Any]:
         recipe = trial_recipe(trial, labels, statistics)
         return run_in_memory(recipe, dataset_of(recipe.dataset, data), data)

@@ -39,8 +39,6 @@ examples:
   nsim train --resume runs/adapt-seed0      continue exactly"""
 STATIC_FULL = Static(Full())
 ADAPTER = "adapter.safetensors"
-RATE_IMAGES = 100
-"""Images on which the curvature is measured that sets the learning rate, at most."""
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -89,7 +87,7 @@ class AdaptationRecipe(Recipe):
     steps: int = 300
     lr: float = 0.003
     """Learning rate before the first drop; 0 takes a tenth of the limit that the largest
-    curvature of the outputs sets, on 100 of the training images."""
+    curvature of the outputs sets, on a batch of the training images."""
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
     weight_decay: float = 0.0
@@ -258,7 +256,7 @@ class AdaptationTask(ClassificationTask):
         _check_outputs(model, self.images)
         network, images = adapt_network(model, recipe, converted).train(), self.training_split()[0]
         order = torch.randperm(len(images), generator=seeded_generator("rate", recipe.seed))
-        few = images.subset(order[:RATE_IMAGES])
+        few = images.subset(order[: recipe.batch_size])
         x = self.preprocess()(few.head(len(few)))
         groups = parameter_groups(
             network,
