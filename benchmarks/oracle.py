@@ -48,7 +48,8 @@ def _by_definition(layer: Conv2d, input: Tensor) -> Tensor:
     static = isinstance(similarity, StaticSimilarity)
     m = similarity.matrix() if static else similarity.matrix(input)
     geometry = layer.stride, layer.padding, layer.dilation, layer.groups
-    return _defined(input, layer.weight, m, *geometry)
+    y = _defined(input, layer.weight, m, *geometry)
+    return y if layer.bias is None else y + layer.bias[:, None, None]
 
 
 def _defined(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Tensor:
