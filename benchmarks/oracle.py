@@ -62,7 +62,7 @@ def _defined(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Tensor:
         size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, k, step, p, d in sides]
         m = m[(None, ..., None, None)].expand(len(x), *m.shape, *size)
     images = max(1, CHUNK // x[0, 0].numel())
-    parts = zip(x.split(images), m.unsqueeze(1).split(images), strict=True)
+    parts = zip(x.split(images), m.flatten(-2).unsqueeze(1).split(images), strict=True)
     define = partial(checkpoint, reference.similarity_conv, use_reentrant=False)
     return torch.cat([define(x, weight, m, *geometry) for x, m in parts])
 
