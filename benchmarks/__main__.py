@@ -88,7 +88,11 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
     ),
     "price": (
         price.price,
-        Options(rounds=7, threads=(1,), network=("ResNet-18", "EfficientNet-B0")),
+        Options(
+            rounds=7,
+            threads=(1,),
+            network=("ResNet-18", "EfficientNet-B0", "ResNet-50", "ConvNeXt-T"),
+        ),
     ),
     "rivals": (rivals.rivals, RivalOptions(dtype="fp32", rounds=7, threads=(1,), batch=(8,))),
     "recipes": (networks.recipes, Options(dtype="bf16", batch=(128,))),

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -140,6 +141,17 @@ def _synchronize() -> None:
     if torch.cuda.is_initialized():
         for device in filter(torch.cuda.memory_reserved, range(torch.cuda.device_count())):
             torch.cuda.synchronize(device)
+
+
+def python_frames(call: Call) -> int:
+    """How many Python functions a call runs, those of torch among them."""
+    events: list[str] = []
+    sys.setprofile(lambda _frame, event, _argument: events.append(event))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return events.count("call")
 
 
 def saved_bytes(module: nn.Module, inputs: Iterable[Tensor]) -> int:

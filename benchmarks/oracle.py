@@ -48,7 +48,8 @@ def _by_definition(layer: Conv2d, input: Tensor) -> Tensor:
     static = isinstance(similarity, StaticSimilarity)
     m = similarity.matrix() if static else similarity.matrix(input)
     geometry = layer.stride, layer.padding, layer.dilation, layer.groups
-    return _defined(input, layer.weight, m, *geometry)
+    y = _defined(input, layer.weight, m, *geometry)
+    return y if layer.bias is None else y + layer.bias[:, None, None]
 
 
 def _defined(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Tensor:
@@ -61,7 +62,7 @@ def _defined(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Tensor:
         size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, k, step, p, d in sides]
         m = m[(None, ..., None, None)].expand(len(x), *m.shape, *size)
     images = max(1, CHUNK // x[0, 0].numel())
-    parts = zip(x.split(images), m.unsqueeze(1).split(images), strict=True)
+    parts = zip(x.split(images), m.flatten(-2).unsqueeze(1).split(images), strict=True)
     define = partial(checkpoint, reference.similarity_conv, use_reentrant=False)
     return torch.cat([define(x, weight, m, *geometry) for x, m in parts])
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import nn
@@ -11,9 +12,11 @@ from torch.optim import SGD
 from benchmarks import subjects
 from benchmarks.case import Case, learn, seeded
 from benchmarks.compare import Entrant, compare, cpu_clock, forward
-from benchmarks.measure import Call, macs
+from benchmarks.cores import busy_cores
+from benchmarks.measure import Call, macs, python_frames
 from benchmarks.networks import CLASSES, FORWARD, NETWORKS, PLAIN, STEP, checker, subject, update
 from benchmarks.options import Options
+from benchmarks.oracle import outcome, trained
 from benchmarks.report import Row
 from neural_similarity.conversion import convert
 from neural_similarity.nn.text import required_similarity
@@ -29,7 +32,14 @@ CONVERTED = {
 """Similarities of the networks, by name."""
 CHECKED_SIZE = 32
 """Height and width of the images that networks are checked on, in float64."""
-HOST = "one layer of 8 channels on 1×8×8×8"
+ALONE = "one layer at batch 1"
+LAYERS = (
+    (8, (1, 8), "one layer of 8 channels on 1×8×8×8"),
+    (32, (8, 32), "one layer of 32 channels"),
+    (64, (1, 56), ALONE),
+    (64, (1, 112), ALONE),
+)
+"""Channels, batch and size of single layers, and what they are called."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +64,21 @@ PARTS = (
         Part("ResNet-18", what, "fp32", 8, 160, ("dynamic-diagonal", *CHEAP))
         for what in (FORWARD, STEP)
     ),
-    *(Part("EfficientNet-B0", what, "fp32", 8, 160, CHEAP) for what in (FORWARD, STEP)),
-    Part("ResNet-50", STEP, "bf16", 8, 160, ("static-full", "pooled-full", "light-diagonal")),
-    Part("ConvNeXt-T", STEP, "bf16", 4, 160, ("static-full", "pooled-full", "light-diagonal")),
+    *(
+        Part("EfficientNet-B0", what, "fp32", 8, 160, ("dynamic-diagonal", *CHEAP))
+        for what in (FORWARD, STEP)
+    ),
+    *(
+        Part(network, STEP, "bf16", 2, 160, ("static-full", "dynamic-diagonal", *CHEAP[1:3]))
+        for network in ("ResNet-50", "ConvNeXt-T")
+    ),
 )
 """What is measured; each with the networks of the same batch."""
 
 
 def price(options: Options) -> Iterator[Row]:
     """Whole networks with cheap similarities, and the smallest layer, in CPU time."""
-    yield from _smallest_layer(options)
+    yield from _layer_rows(options)
     for part in PARTS:
         if options.dtype in ("both", part.dtype) and part.network in options.network:
             yield from _network_rows(options, part)
@@ -76,12 +91,18 @@ def _case(options: Options, part: Part) -> Case:
     return next(own.cases((part.network,)))
 
 
-def _smallest_layer(options: Options) -> Iterator[Row]:
-    """A dynamic diagonal layer whose time is the host's."""
-    case = next(replace(options, dtype="fp32", batch=(1,), size=(8,)).cases(("diagonal",)))
-    one = replace(case, channels=8)
-    compared = [subjects.plain(one), subjects.layer(one)]
-    yield from subjects.compared({"what": HOST}, one, compared, cpu_clock(one))
+def _layer_rows(options: Options) -> Iterator[Row]:
+    """A layer whose time is the host's, one whose memory is told, and two at batch 1."""
+    for channels, (batch, size), what in LAYERS[: 1 if options.quick else None]:
+        own = replace(options, dtype="fp32", batch=(batch,), size=(size,))
+        case = replace(next(own.cases(("diagonal",))), channels=channels)
+        both = [subjects.plain(case), subjects.layer(case)]
+        cores = busy_cores(channels, size) if what == ALONE else ()
+        rows = subjects.compared({"what": what}, case, both, cpu_clock(case))
+        for row, one, busy in zip_longest(rows, both, cores):
+            call = partial(outcome, one.module, one.inputs, trained(one.module), case.operands.grad)
+            costs = row.costs | {"frames": python_frames(call)}
+            yield replace(row, costs=costs | ({"cores": busy} if busy else {}))
 
 
 def _network_rows(options: Options, part: Part) -> list[Row]:

@@ -32,6 +32,7 @@ class Target:
     per: str | None = None
     """A cost by whose ratio the ratio of times is divided."""
     cost: str | None = None
+    """A cost, or "seconds": the times themselves."""
     growth: str | None = None
     """What grows: the worst of a step to the next size counts; half as much again is a cliff."""
     scale: float = 1.0
@@ -59,7 +60,9 @@ class Target:
                     yield from (self.scale * value for value in found)
 
     def _costs(self, row: Row) -> Iterator[float]:
-        if self.cost in row.costs:
+        if self.cost == "seconds":
+            yield from (t.seconds for what, t in row.times.items() if self.time in (what, None))
+        elif self.cost in row.costs:
             yield row.costs[self.cost]
 
     def _ratios(self, row: Row, rows: Sequence[Row]) -> Iterator[float]:

@@ -1,4 +1,4 @@
-// The halo kernels on a CPU: a block's threads take turns, from barrier to barrier. Copies and
+// The halo kernels on a CPU: a block's warps take turns, from barrier to barrier. Copies and
 // matrix products are carried out as late as the waits for them allow, operands are fetched by
 // their descriptors (PTX ISA, wgmma without swizzle), and memory that is not there yet is NaN.
 // tests/emulated_halo.py compiles this with -DSOURCE, a kernel's file, and -DNAME, its name.
@@ -250,14 +250,21 @@ static void run_block(int count, bool backwards) {
     one.context.uc_stack.ss_size = STACK;
     makecontext(&one.context, body, 0);
   }
+  auto runs = [&](int i) {
+    auto &one = *threads[running = backwards ? count - 1 - i : i];
+    if (one.done || (one.barrier >= 0 && barriers[one.barrier].turn == one.turn)) return false;
+    one.barrier = -1;
+    swapcontext(&scheduler, &one.context);
+    return true;
+  };
+  // A warp runs as far as it can without the others.
   for (bool ran = true; ran && problem.empty();) {
     ran = false;
-    for (int i = 0; i < count && problem.empty(); i++) {
-      auto &one = *threads[running = backwards ? count - 1 - i : i];
-      if (one.done || (one.barrier >= 0 && barriers[one.barrier].turn == one.turn)) continue;
-      one.barrier = -1, ran = true;
-      swapcontext(&scheduler, &one.context);
-    }
+    for (int first = 0; first < count; first += 32)
+      for (bool again = true; again && problem.empty(); ran |= again) {
+        again = false;
+        for (int i = first; i < first + 32 && problem.empty(); i++) again |= runs(i);
+      }
   }
   for (auto &one : threads)
     if (!one->done && problem.empty()) problem = "threads wait for each other";

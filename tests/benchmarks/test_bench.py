@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+import neural_similarity as ns
 from benchmarks import formulations, loops, networks, oracle
 from benchmarks import subjects as catalogue
 from benchmarks.case import Case, Operator
@@ -128,6 +129,14 @@ def test_networks_of_recipes_are_right_and_the_recipes_own(name):
     assert [(key, value.shape) for key, value in subject.module.network.state_dict().items()] == [
         (key, value.shape) for key, value in own.state_dict().items()
     ]
+
+
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_the_oracle_of_a_layer_has_its_bias(similarity):
+    layer = ns.Conv2d(4, 6, 3, padding=1, similarity=similarity).double()
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    expected = layer(x)
+    assert_close(oracle.network(layer, x), expected)
 
 
 def planted(change_x=None, change_weight=None, change_m=None):

@@ -1,6 +1,7 @@
 """Times by turns, costs and the quiet of the machine, from numbers known beforehand."""
 
 import itertools
+import sys
 from statistics import median
 
 import pytest
@@ -11,7 +12,16 @@ from torch import nn
 from benchmarks import measure as measuring
 from benchmarks import subjects as catalogue
 from benchmarks.case import Case
-from benchmarks.measure import Watch, interval, macs, measure, peak_bytes, saved_bytes
+from benchmarks.cores import busy_cores
+from benchmarks.measure import (
+    Watch,
+    interval,
+    macs,
+    measure,
+    peak_bytes,
+    python_frames,
+    saved_bytes,
+)
 from benchmarks.oracle import outcome
 from neural_similarity.lab.train import choose_runtime
 
@@ -181,3 +191,20 @@ def test_peak_memory_is_unknown_where_the_system_does_not_tell(monkeypatch, tmp_
 def test_outcome_without_gradients_is_the_output():
     x = torch.ones(2)
     assert [t.tolist() for t in outcome(lambda x: 2 * x, [x], [], x)] == [[2, 2]]
+
+
+def test_python_frames_are_calls_of_functions():
+    def inner():
+        return len("")  # A builtin is none.
+
+    def outer():
+        return [inner() for _ in range(3)]
+
+    assert python_frames(outer) == 4 + (sys.version_info < (3, 12))  # Comprehensions were one.
+
+
+@pytest.mark.long
+def test_two_cores_are_busy_at_most():
+    found = busy_cores(8, 16)
+    assert len(found) == 2
+    assert all(1 <= busy <= 2 for busy in found)

@@ -152,6 +152,7 @@ NOT, NARROW, WIDE = " **not reached**", {"channels": [32]}, {"channels": [64]}
         ("≤ 4", {"over": "plain", "time": "both", "where": WIDE}, "4 reached"),
         ("≤ 1", {"over": "plain", "per": "saved_bytes"}, "1 reached"),
         ("≤ 4 floats", {"cost": "saved_bytes", "scale": 1 / 64}, "1.5 floats to 4 floats reached"),
+        ("≤ 2 ms", {"cost": "seconds", "time": "both", "scale": 1e3}, "3 ms" + NOT),
         ("≤ 1", {"rows": "theirs", "over": "plain"}, " not measured"),
         ("≤ 1.5", {"growth": "ns a position, forward + backward"}, "0.5 to 2" + NOT),
     ],

@@ -168,11 +168,12 @@ def test_memory_and_threads_suffice_for_every_number_of_channels(monkeypatch):
         trial.kernel_results(launch.KernelTask(given, 132), grad)
     assert len(launched) == 7 * squares
     for c, o, hidden in itertools.product(FUSED_SIZES, SIZES, FUSED_SIZES):
-        trial.predictor_results(trial.predictor_parts(cpu, c, o, HALF, hidden), 132)
+        task, grad = trial.predictor_task(cpu, c, o, HALF, hidden)
+        trial.predictor_results(task._replace(multiprocessors=132), grad)
     for name, _, grid, threads, shared_bytes, _ in launched:
         assert shared_bytes <= MOST_SHARED, name
         assert threads == 128 * launch.WARPGROUPS[name]
-        assert grid[0] * grid[1] <= 132
+        assert grid[0] * grid[1] <= 132 or name == "weight_sums"  # as many as numbers
     assert {words[0] for words in launched} == set(launch.WARPGROUPS)
 
 

@@ -21,6 +21,10 @@ INSTRUCTIONS = {
     "weight_gradient": (790,),
     "hidden": (1150,),
     "predicted": (1150,),
+    "hidden_gradient": (1180,),
+    "input_gradient": (1180,),
+    "layer_weight_gradients": (375, 860),
+    "weight_sums": (),
     "full_forward": (270, 550),
     "full_gradient": (270, 550),
     "full_m_gradient": (1600,),
@@ -113,6 +117,7 @@ LOOP = "copy_wait<0>();\n      proxy_fence();\n"
 STORE = "#pragma unroll\n    for (int k = thread; k < ROWS * PIECES"
 FORWARD, SLICES, BACKWARD = ("forward", 32), ("forward", 128), ("gradients", 32)
 WEIGHT = ("weight_gradient", 32)
+LAYER = ("layer", 32)
 MIXED, MIXED_BACK = ("full_forward", 32), ("full_gradient", 32)
 BUGS = {
     "wrong row of the halo": (FORWARD, "tile.cuh", "tile.row - 1, column", "tile.row, column"),
@@ -134,7 +139,7 @@ BUGS = {
     "weights that are late": (SLICES, "taps.cuh", "copy_wait<2>()", "copy_wait<3>()"),
     "a kernel that is not mirrored": (BACKWARD, "taps.cuh", "TAPS - 1 - tap : tap", "tap : tap"),
     "no gradient at the border": (BACKWARD, "gradients.cu", "* TAPS + tap] = 0;", "* TAPS + tap];"),
-    "rows of positions": (WEIGHT, "weight_gradient.cu", "+ 2 * k * ROW", "+ k * ROW"),
+    "rows of positions": (WEIGHT, "weight_tiles.cuh", "+ 2 * k * ROW", "+ k * ROW"),
     "another pixel's M": (MIXED_BACK, "mixing.cuh", " - (MIRRORED ? M::step(tap) : 0)", ""),
     "a mixture that is overwritten": (
         MIXED, "full_tiles.cuh", "      product_wait<0>();\n      proxy_fence();", "proxy_fence();"
@@ -150,13 +155,44 @@ BUGS = {
         "MIXED_CHUNK, 8 * PIECE",
     ),
     "norms before energies": (
-        ("hidden", 32), "hidden.cu", "group_sync(thread_index() / WARPGROUP);", ""
+        LAYER, "hidden.cu", "group_sync(thread_index() / WARPGROUP);", ""
     ),
     "energies of one slice": (
         ("hidden", 128), "hidden.cu", "slice.index > 0 ? energies[thread] : 0", "0"
     ),
-    "M before it is there": (("predicted", 32), "predicted.cu", "group_sync(group); // M", "// M"),
-    "tiles that overtake": (WEIGHT, "weight_gradient.cu", "block_sync(); // this", "// this"),
+    "M before it is there": (LAYER, "predicted.cu", "group_sync(group); // M", "// M"),
+    "tiles that overtake": (WEIGHT, "weight_tiles.cuh", "block_sync(); // this", "// this"),
+    "a bias of the next channels": (LAYER, "predicted.cu", "(b + first + j", "(b + first + 1 + j"),
+    "gains of another tap": (LAYER, "tile.cuh", "gain_at(gains, tap) * r", "gain_at(gains, 0) * r"),
+    "dr before it is there": (LAYER, "hidden_gradient.cu", "group_sync(group); // dr", "// dr"),
+    "a fence that dr lacks": (
+        LAYER, "hidden_gradient.cu", "product_fence();\n#pragma unroll\n    for", "for"
+    ),
+    "a tap that is not mirrored": (
+        LAYER, "hidden_gradient.cu", "int seen = TAPS - 1 - tap;\n", "int seen = tap;\n"
+    ),
+    "rows of dr": (LAYER, "hidden_gradient.cu", "seen / 3 + 2 * k", "seen / 3 + k"),
+    "no rectifier": (LAYER, "hidden_gradient.cu", "value > 0 ? total[j] : 0", "total[j]"),
+    "an h that is overwritten": (
+        LAYER, "hidden_gradient.cu", "own + buffer * BUFFER;\n    const", "own;\n    const"
+    ),
+    "gains of all pixels": (
+        LAYER, "hidden_gradient.cu", "right >= map.width) continue", "right > map.width) continue"
+    ),
+    "sums of one group": (LAYER, "hidden_gradient.cu", "(turn ? block_sums[i] : 0)", "0"),
+    "groups that add at once": (
+        LAYER, "hidden_gradient.cu", "    block_sync();\n  }", "  }"
+    ),
+    "a gradient of x that is not added": (
+        LAYER, "input_gradient.cu", "here ? *(const u32 *)(dx + at) : 0", "0"
+    ),
+    "norms of the pixel's own patch": (
+        LAYER, "input_gradient.cu", "row + tap / 3 - 1", "row"
+    ),
+    "W₁'s gradient at W's place": (
+        LAYER, "layer_weight_gradients.cu", "first_parts, map, 0, 0", "parts, map, 0, 0"
+    ),
+    "one part too few": (LAYER, "weight_sums.cu", "k < count;", "k < count - 1;"),
 }  # fmt: skip
 
 
@@ -174,13 +210,12 @@ NEEDS = {
 
 def is_refused(name, channels):
     """Whether the emulator, or a comparison with the eager form, finds a kernel wrong."""
-    if name in ("hidden", "predicted"):
-        parts = trial.predictor_parts(torch.device("cpu"), channels, 32, HALF, 32)
-        task = launch.KernelTask(parts.given._replace(weight=parts.first), 2)
-        truth = trial.true_predictor_results(parts)
+    if name in ("hidden", "layer"):
+        task, grad = trial.predictor_task(torch.device("cpu"), channels, 32, HALF, 32)
+        truth = trial.true_predictor_results(task, grad)
         if name == "hidden":
-            return not are_close(lambda: task.hidden(trial.EPS, trial.FACTOR), truth[:2])
-        return not are_close(lambda: trial.predictor_results(parts, 2), truth)
+            return not are_close(lambda: hidden_map(task), [truth[1], truth[3]])
+        return not are_close(lambda: trial.predictor_results(task, grad), truth)
     given, grad = trial.trial_operands(
         torch.device("cpu"), channels, 32, HALF, name.startswith("full")
     )
@@ -189,6 +224,14 @@ def is_refused(name, channels):
     if any(needs):
         return not are_close(lambda: task.backward(grad, needs), gradients)
     return not are_close(lambda: [task.forward()], [y])
+
+
+def hidden_map(task):
+    """Alone, which may have more channels than a layer."""
+    maps, norms = (torch.empty(2, *trial.SIZE, c, dtype=d) for c, d in ((32, HALF), (1, None)))
+    results = maps.movedim(-1, 1), norms.movedim(-1, 1)
+    task.write_hidden_map(*results, trial.EPS, trial.FACTOR)
+    return results
 
 
 def are_close(run, truth):
@@ -203,21 +246,52 @@ def are_close(run, truth):
 @needs_gxx
 @pytest.mark.long
 @pytest.mark.parametrize(("kernel", "file", "old", "new"), BUGS.values(), ids=BUGS)
-def test_a_planted_bug_is_found(kernel, file, old, new, tmp_path, monkeypatch):
-    emulator = Emulator(tmp_path, {file: (old, new)})
+def test_a_planted_bug_is_found(kernel, file, old, new, emulator, tmp_path, monkeypatch):
+    changed = Emulator(tmp_path, {file: (old, new)})
+
+    def launch_kernel(name, *rest):
+        source = (SOURCES / f"{name}.cu").read_text("utf-8")
+        (changed if file == f"{name}.cu" or f'"{file}"' in source else emulator)(name, *rest)
+
+    monkeypatch.setattr(launch, "launch_kernel", launch_kernel)
+    for backwards in (False, True):  # a barrier is missed in one order of the threads
+        emulator.backwards = changed.backwards = backwards
+        if is_refused(*kernel):
+            return
+    pytest.fail("the bug is not found")
+
+
+@needs_gxx
+@pytest.mark.long
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("hidden", FUSED_SIZES)
+def test_what_has_no_bug_is_not_refused(hidden, backwards, emulator, monkeypatch):
+    """Either order of the threads, of both types and numbers of hidden channels."""
+    emulator.backwards = backwards
     monkeypatch.setattr(launch, "launch_kernel", emulator)
-    refused = is_refused(*kernel)
-    if not refused:
-        emulator.backwards = True  # a barrier is missed in one order of the threads
-        refused = is_refused(*kernel)
-    assert refused
+    dtype = torch.float16 if backwards else HALF
+    task, grad = trial.predictor_task(torch.device("cpu"), 32, 32, dtype, hidden)
+    found = trial.predictor_results(task, grad)
+    truth = trial.true_predictor_results(task, grad)
+    assert trial.compare_results(found, found, truth, trial.PREDICTOR_RESULTS) is None
 
 
-def compiled(name, *channels_and_type):
+def launched_definitions(name, channels, outputs, dtype, monkeypatch):
+    """What a kernel is compiled for by operators and layers of these channels."""
+    found, cpu = {}, torch.device("cpu")
+    monkeypatch.setattr(launch, "launch_kernel", lambda *words: found.setdefault(words[:2]))
+    for full in (False, True):
+        given, grad = trial.trial_operands(cpu, channels, outputs, dtype, full)
+        trial.kernel_results(launch.KernelTask(given, 2), grad)
+    for hidden in FUSED_SIZES if channels in FUSED_SIZES else ():
+        task, grad = trial.predictor_task(cpu, channels, outputs, dtype, hidden)
+        for gain in (task.gain, task.gain.to(dtype)):
+            trial.predictor_results(task._replace(gain=gain), grad)
+    return [definitions for other, definitions in found if other == name]
+
+
+def compiled(name, definitions):
     texts = [(SOURCES / file).read_bytes() for file in (f"{name}.cu", *compiling.HEADERS)]
-    definitions = launch.kernel_definitions(name, *channels_and_type)
-    if name == "predicted":
-        definitions = *definitions, f"HIDDEN={FUSED_SIZES[-1]}"
     return compiling.compile_kernel(compiling.load_compiler(), texts, definitions)
 
 
@@ -230,24 +304,28 @@ def check_resources(name, code, folder):
 @needs_nvrtc
 @pytest.mark.long
 @pytest.mark.parametrize("name", launch.WARPGROUPS)
-def test_kernels_compile_for_hopper_into_few_instructions(name, tmp_path):
-    for channels_and_type in FEW[:2] if name == "predicted" else FEW:
-        code = compiled(name, *channels_and_type)
-        check_resources(name, code, tmp_path)
-        if channels_and_type == FEW[0]:
-            lengths = sorted(loop_lengths(code, tmp_path, "MMA|FFMA"))
-            for length, most in zip(lengths, INSTRUCTIONS[name], strict=False):
-                assert length <= most
+def test_kernels_compile_for_hopper_into_few_instructions(name, tmp_path, monkeypatch):
+    for configuration in FEW:
+        found = launched_definitions(name, *configuration, monkeypatch)
+        for definitions in {*found[:1], *found[-1:]}:
+            code = compiled(name, definitions)
+            check_resources(name, code, tmp_path)
+            if (configuration, definitions) == (FEW[0], found[0]):
+                lengths = sorted(loop_lengths(code, tmp_path, "MMA|FFMA"))
+                for length, most in zip(lengths, INSTRUCTIONS[name], strict=False):
+                    assert length <= most
 
 
 @needs_nvrtc
 @pytest.mark.slow
 @pytest.mark.parametrize(("channels", "outputs", "dtype"), CONFIGURATIONS, ids=str)
 @pytest.mark.parametrize("name", launch.WARPGROUPS)
-def test_every_kernel_compiles_for_hopper(name, channels, outputs, dtype, tmp_path):
-    if name == "predicted" and channels not in FUSED_SIZES:
+def test_every_kernel_compiles_for_hopper(name, channels, outputs, dtype, tmp_path, monkeypatch):
+    found = launched_definitions(name, channels, outputs, dtype, monkeypatch)
+    if not found:
         pytest.skip("for up to 64 channels")
-    check_resources(name, compiled(name, channels, outputs, dtype), tmp_path)
+    for definitions in found:
+        check_resources(name, compiled(name, definitions), tmp_path)
 
 
 @needs_nvrtc

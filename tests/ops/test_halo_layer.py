@@ -1,12 +1,15 @@
-"""A layer with its predictor by two halo kernels, which an emulator runs."""
+"""A layer with its predictor by halo kernels, two forward and five backward, in an emulator."""
 
+import re
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from emulated_halo import Emulator, needs_gxx
 from moved import moved
 from on_gpu import on_gpu
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import neural_similarity as ns
 from neural_similarity.nn.standard import standard_parts
@@ -35,10 +38,15 @@ def results(conv, x, grad):
     return [y.detach(), *torch.autograd.grad(y, [x, *conv.parameters()], grad)]
 
 
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("kernels"))
+
+
 @pytest.fixture
-def kernels(monkeypatch, tmp_path, request):
+def kernels(monkeypatch, emulator, request):
     """A function after which a CPU takes the layer's kernels; it returns those launched."""
-    emulator, launched = Emulator(tmp_path), []
+    launched = []
 
     def launch_kernel(name, *rest):
         launched.append(name)
@@ -54,31 +62,131 @@ def kernels(monkeypatch, tmp_path, request):
     return take
 
 
-@needs_gxx
-@pytest.mark.long
-@pytest.mark.parametrize(("channels", "outputs", "size"), [(32, 64, (9, 12)), (64, 32, (8, 7))])
-def test_a_layer_is_two_launches_and_right(channels, outputs, size, kernels):
-    conv = similarity_layer(channels, outputs)
-    x, grad = inputs(channels, outputs, size)
-    parts = results(conv, x, grad)
-    truth = results(deepcopy(conv).double(), x.double(), grad.double())
-    launched = kernels()
-    ours = results(conv, x, grad)
-    assert launched == ["hidden", "predicted", "gradients", "weight_gradient"]
+FORWARD = ["hidden", "predicted"]
+BACKWARD = [
+    *("gradients", "hidden_gradient", "input_gradient"),
+    *("layer_weight_gradients", "weight_sums"),
+]
+
+
+def check_results(ours, truth, parts):
     for found, true, other in zip(ours, truth, parts, strict=True):
         assert found.dtype == HALF
         limit = max(2 * float((other - true).norm()), 2**-7 * float(true.norm()))
         assert float((found - true).norm()) <= limit
 
 
-def test_shapes_without_data_are_those_of_the_kernels(kernels, monkeypatch):
+@needs_gxx
+@pytest.mark.long
+@pytest.mark.parametrize(("channels", "outputs", "size"), [(32, 64, (9, 12)), (64, 32, (8, 7))])
+def test_a_layer_is_seven_launches_and_right(channels, outputs, size, kernels):
+    conv = similarity_layer(channels, outputs)
+    x, grad = inputs(channels, outputs, size)
+    parts = results(conv, x, grad)
+    truth = results(deepcopy(conv).double(), x.double(), grad.double())
+    launched = kernels()
+    check_results(results(conv, x, grad), truth, parts)
+    assert launched == FORWARD + BACKWARD
+
+
+NEEDS = {
+    "W is frozen": (r"^weight", [*BACKWARD]),
+    "the predictor is frozen": (r"predictor|gain", [*BACKWARD]),
+    "all but W is frozen": (r"^(?!weight)", ["layer_weight_gradients", "weight_sums"]),
+    "x needs none": (r"^x$", [name for name in BACKWARD if name != "input_gradient"]),
+}
+
+
+@needs_gxx
+@pytest.mark.long
+@pytest.mark.parametrize(("frozen", "expected"), NEEDS.values(), ids=NEEDS)
+def test_what_needs_no_gradient_is_left_out(frozen, expected, kernels):
+    conv = similarity_layer(32, 32)
+    named = {"x": inputs(32, 32, (5, 6))[0], **dict(conv.named_parameters())}
+    for name, tensor in named.items():
+        tensor.requires_grad_(not re.search(frozen, name))
+    wanted = [tensor for tensor in named.values() if tensor.requires_grad]
+    truth = torch.autograd.grad(conv(named["x"]).float().square().sum(), wanted)
+    launched = kernels()
+    found = torch.autograd.grad(conv(named["x"]).float().square().sum(), wanted)
+    assert launched == FORWARD + expected
+    for one, true in zip(found, truth, strict=True):
+        assert float((one - true).norm()) <= 2**-5 * float(true.norm())
+
+
+class Launches(TorchDispatchMode):
+    """Torch's operations that launch a kernel on a GPU: all but views and memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        schema = operation._schema
+        views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        if not (views or "empty" in schema.name or schema.name == "aten::detach"):
+            self.names.append(schema.name)
+        return operation(*args, **(kwargs or {}))
+
+
+def reference_passes(kernels, monkeypatch, bias):
+    """Launches of a layer forward, and backward, with each kernel's bytes; of 64 channels at 32×32.
+
+    Every tensor counts once, and twice where it is read and written; parts of sums count too.
+    """
+    launched, moved_bytes = kernels(), {}
+
+    def launch_kernel(name, *words):
+        launched.append(name)
+        tensors = [one for one in words[-1] if isinstance(one, torch.Tensor)]
+        twice = tensors[-1].nbytes if name == "input_gradient" else 0  # the gradient of x
+        moved_bytes[name] = sum(one.nbytes for one in tensors) + twice
+
+    monkeypatch.setattr(launch, "launch_kernel", launch_kernel)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H100)
+    conv = ns.Conv2d(64, 64, 3, padding=1, bias=bias, similarity="dynamic-diagonal")
+    given = layer_parts(conv.to("meta", HALF, memory_format=torch.channels_last), REFERENCE)
+    frame = conv.similarity.frame
+    with Launches() as forward:
+        y, *kept = layer._output(given, frame, layer._WAYS[False])
+    count = len(launched)
+    with Launches() as backward:
+        needs = tuple(one is not None for one in given)
+        layer._gradients(y, given, layer.Kept(*kept), frame, needs, layer._WAYS[False])
+    passes = launched[:count] + forward.names, launched[count:] + backward.names
+    return *passes, sum(moved_bytes[name] for name in launched[count:])
+
+
+H100 = SimpleNamespace(multi_processor_count=132)
+REFERENCE = torch.empty(128, 64, 32, 32, dtype=HALF, device="meta").to(
+    memory_format=torch.channels_last
+)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_is_two_launches_forward_and_at_most_seven_backward(bias, kernels, monkeypatch):
+    forward, backward, moved_bytes = reference_passes(kernels, monkeypatch, bias)
+    assert forward == FORWARD
+    assert backward == [*BACKWARD, *["aten::sum"] * bias]
+    assert len(backward) <= 7
+    assert moved_bytes <= 280e6
+
+
+@pytest.mark.parametrize("half_gain", [False, True])
+def test_shapes_without_data_are_those_of_the_kernels(half_gain, kernels, monkeypatch):
     kernels()
     monkeypatch.setattr(launch, "launch_kernel", lambda *_: None)
     conv = similarity_layer(32, 64)
-    x, _ = inputs(32, 64, (4, 5))
+    if not half_gain:
+        conv.similarity.gain.data = conv.similarity.gain.data.float()
+    x, grad = inputs(32, 64, (4, 5))
     given, frame = layer_parts(conv, x), conv.similarity.frame
-    run = [layer._halo_output(given, frame, runs=runs) for runs in (True, False)]
-    for one, other in zip(*run, strict=True):
+    runs = []
+    for way in (layer._WAYS[False], layer._shapes):
+        y, *kept = layer._output(given, frame, way)
+        found = layer._gradients(grad, given, layer.Kept(*kept), frame, [True] * 7, way)
+        runs.append([y, *kept, *found])
+    for one, other in zip(*runs, strict=True):
         assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 

@@ -6,9 +6,9 @@ r = W_2 * h + b_2, \quad M = I + g\, r, \quad y = W^\top M X + b$$
 It keeps x, W₁ * x, r and the norms for backward, which computes f, h and M again: a layer made of
 its parts keeps these as well. Forward and backward call the same operations as the parts, in the
 same order, so that results are the same bit for bit. On a GPU that runs the halo kernels, forward
-is two of them, and h is kept instead of W₁ * x. Programs of `torch.compile` see two registered
-operators; without them the same functions run without torch's dispatcher, which would cost more
-than the small operations themselves.
+is two of them and backward five, and h is kept instead of W₁ * x. Programs of `torch.compile` see
+two registered operators; without them the same functions run without torch's dispatcher, which
+would cost more than the small operations themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,13 +89,15 @@ def takes_layer(x: Tensor) -> bool:
 
 def takes_parts(given: LayerTensors, frame: LayerFrame) -> bool:
     """Whether `predicted_conv` takes checked parts on a GPU, whose x `takes_layer`."""
-    x, weight, _, first, last, *_ = given
+    x, weight, _, first, last, _, gain = given
     operands = Operands(x.to(autocast_dtype(x)), weight, x, frame.window, frame.groups)
+    if gain.dtype not in (torch.float32, operands.x.dtype):
+        return False
     return halo.declines_predictor(operands, first, last, frame.full) is None
 
 
 def by_kernels(x: Tensor) -> bool:
-    """Whether forward is the halo kernels."""
+    """Whether forward and backward are the halo kernels."""
     return x.is_cuda
 
 
@@ -147,35 +149,18 @@ def _output(
     """y and what backward keeps."""
     x, weight, bias, first, last, last_bias, gain = given
     if by_kernels(x):
-        y, inner, raw, norms = _halo_output(given, frame, runs=way is not _shapes)
-    else:
-        energy = promote_dtype(x).square().sum(1, keepdim=True)
-        box = energy.new_ones(1, 1, *frame.window.kernel_size)
-        norms = _convolution(energy, box, None, frame.window).add_(frame.eps).sqrt_()
-        inner = _convolution(x, first, None, frame.window)
-        hidden = _hidden_map(inner, _factors(norms, frame))
-        raw = _convolution(hidden, last, last_bias, frame.last)
-        operands = Operands(x, weight, _matrix(raw, gain, frame), frame.window, frame.groups)
-        y = way(operands).forward(operands)
+        return _layer_task(given, way).forward(frame.eps, frame.factor)
+    energy = promote_dtype(x).square().sum(1, keepdim=True)
+    box = energy.new_ones(1, 1, *frame.window.kernel_size)
+    norms = _convolution(energy, box, None, frame.window).add_(frame.eps).sqrt_()
+    inner = _convolution(x, first, None, frame.window)
+    hidden = _hidden_map(inner, _factors(norms, frame))
+    raw = _convolution(hidden, last, last_bias, frame.last)
+    operands = Operands(x, weight, _matrix(raw, gain, frame), frame.window, frame.groups)
+    y = way(operands).forward(operands)
     if bias is not None:
         y += bias.to(y.dtype).view(_per_channel(y))
     return y, inner, raw, norms
-
-
-def _halo_output(
-    given: LayerTensors, frame: LayerFrame, *, runs: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y without a bias, h, r and norms by two kernels; uninitialised unless it `runs`."""
-    from neural_similarity.ops.halo import launch
-
-    x, weight, _, first, last, last_bias, gain = given
-    operands = Operands(x, first, x, frame.window, frame.groups)
-    task = launch.make_task(operands) if runs else launch.KernelTask(operands, 0)
-    hidden, norms = task.hidden(frame.eps, frame.factor)
-    last_bias = gain.new_zeros(len(gain)) if last_bias is None else last_bias
-    task = task._replace(given=operands._replace(weight=weight))
-    y, raw = task.predicted(hidden, last, last_bias, gain)
-    return y, hidden, raw, norms
 
 
 def _gradients(
@@ -188,11 +173,14 @@ def _gradients(
 ) -> list[Tensor | None]:
     """The gradients of the parts, those that `needs` asks for."""
     x, weight, *_, gain = given
+    of_bias = grad.sum(_positions(grad)) if needs[2] else None
+    if by_kernels(x):
+        found = _layer_task(given, way).backward(grad, kept, frame.factor, needs)
+        return list(found._replace(bias=of_bias))
     predicts = needs[0] or any(needs[3:])
     operands = Operands(x, weight, _matrix(kept.raw, gain, frame), frame.window, frame.groups)
     wanted = needs[0], needs[1], predicts
     of_x, of_weight, of_m = way(operands).backward(grad, operands, wanted)
-    of_bias = grad.sum(_positions(grad)) if needs[2] else None
     if not predicts:
         return [None, of_weight, of_bias, None, None, None, None]
     of_m = of_m.reshape(kept.raw.shape)
@@ -204,13 +192,20 @@ def _gradients(
     return [of_x, of_weight, of_bias, *found[1:], of_gain]
 
 
+def _layer_task(given: LayerTensors, way: Way) -> Any:
+    """The layer's halo kernels, none of which run where only shapes are wanted."""
+    from neural_similarity.ops.halo.whole_layer import LayerTask, make_task
+
+    return LayerTask(*given, multiprocessors=0) if way is _shapes else make_task(*given)
+
+
 def _predictor_gradients(
     of_raw: Tensor, given: LayerTensors, kept: Kept, frame: LayerFrame, needs: Sequence[bool]
 ) -> tuple[list[Tensor], Tensor | None, Tensor | None, Tensor | None]:
     """Two terms of the gradient of x, if it needs one, and the gradients of W₁, W₂ and b₂."""
     x, _, _, first, last, _, _ = given
-    factors, kernels = _factors(kept.norms, frame), by_kernels(x)
-    hidden = kept.inner if kernels else _hidden_map(kept.inner, factors)
+    factors = _factors(kept.norms, frame)
+    hidden = _hidden_map(kept.inner, factors)
     inside = needs[0] or needs[3]
     of_hidden, of_last, of_bias = _convolution_gradients(
         of_raw, hidden, last, frame.last, (inside, needs[4], needs[5])
@@ -224,8 +219,6 @@ def _predictor_gradients(
     if not needs[0]:
         return [], of_first, of_last, of_bias
     of_factors = (of_scaled * kept.inner).sum(1, keepdim=True)
-    if kernels:  # h is f W₁ * x wherever its gradient is not zero
-        of_factors = of_factors / factors
     return [of_inner, _norm_term(of_factors, x, kept.norms, frame)], of_first, of_last, of_bias
 
 

@@ -20,7 +20,7 @@ from torch.nn import grad as convolution_gradients
 from neural_similarity.ops import triton
 from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.registration import register_operator
-from neural_similarity.ops.tracing import runs_eagerly
+from neural_similarity.ops.tracing import by_torch, runs_eagerly
 from neural_similarity.ops.window import Window, promote_dtype
 
 _INPUTS = {3: convolution_gradients.conv1d_input, 4: convolution_gradients.conv2d_input}
@@ -59,7 +59,10 @@ def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     start = torch.full_like(gain, float(every == 1), dtype=raw.dtype)
     if every > 1:
         start = (torch.arange(len(gain), device=gain.device) % every == 0).to(raw.dtype)
-    return torch.addcmul(start.view(shape), raw, gain.to(raw.dtype).view(shape))
+    start, gain = start.view(shape), gain.to(raw.dtype).view(shape)
+    if by_torch():  # Core ML has no addcmul.
+        return start + raw * gain
+    return torch.addcmul(start, raw, gain)
 
 
 class _Factors(Function):

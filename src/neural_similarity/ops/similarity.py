@@ -206,9 +206,12 @@ def dynamic_conv(
         if backend == "auto" and blocks is None and folds_by_image(x, weight, output, groups):
             return convolve_by_image(given._replace(m=m), bias)
         m = m.expand(*m.shape[: m.dim() - len(output)], *output)
+    by_definition = backend == "reference" or by_torch()
+    if by_definition:
+        m = m.flatten(-len(output))
     x, m, groups = by_channels(x, m, blocks, groups)
     geometry = (window.stride, window.padding, window.dilation, groups)
-    if backend == "reference" or by_torch():
+    if by_definition:
         y = reference.similarity_conv(x, weight, m, *geometry)
     else:
         y = (diagonal_conv if diagonal else full_conv)(x, weight, m, *geometry, backend)

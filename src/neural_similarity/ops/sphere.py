@@ -76,7 +76,8 @@ def _patch_norm(x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: flo
             return _patch_norm(x, kernel_size, geometry, eps)
     dims, groups = len(kernel_size), geometry[-1]
     energy = _group_energy(x, groups, -dims - 1)
-    box = energy.new_ones(groups, 1, *kernel_size)
+    # Not by `new_ones`, which Core ML lacks.
+    box = torch.ones(groups, 1, *kernel_size, dtype=energy.dtype, device=energy.device)
     energy = CONVOLUTIONS[dims](energy, box, None, *geometry)
     if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
         energy = energy.clamp_min(0)

@@ -16,7 +16,10 @@ from neural_similarity.files import hidden_folder, new_file, read_bytes
 from neural_similarity.ops.native.compiling import UNFINISHED, load_cached, seal_file
 
 ARCHITECTURE = "sm_90a"
-HEADERS = ("device.cuh", "tile.cuh", "weights.cuh", "taps.cuh", "mixing.cuh", "full_tiles.cuh")
+HEADERS = (
+    *("device.cuh", "tile.cuh", "weights.cuh", "taps.cuh", "mixing.cuh", "full_tiles.cuh"),
+    *("weight_tiles.cuh", "last.cuh"),
+)
 _SUFFIX = ".cubin"
 _FOLDER = Path(__file__).parent
 

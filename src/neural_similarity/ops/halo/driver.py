@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neural_similarity.ops.halo.compiling import kernel_code
 
-Argument = Tensor | int | float
+Argument = Tensor | int | float | None
 _DYNAMIC_SHARED_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
@@ -38,7 +38,7 @@ def launch_kernel(
 
 
 def argument_pointers(arguments: Sequence[Argument]) -> ctypes.Array[ctypes.c_void_p]:
-    """The addresses of a kernel's arguments: those of tensors, and numbers of 32 bits."""
+    """The addresses of a kernel's arguments: those of tensors, or null, and numbers of 32 bits."""
     values = [_plain_value(one) for one in arguments]
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     pointers._values = values  # type: ignore[attr-defined]  # they live as long
@@ -46,8 +46,8 @@ def argument_pointers(arguments: Sequence[Argument]) -> ctypes.Array[ctypes.c_vo
 
 
 def _plain_value(argument: Argument) -> ctypes._SimpleCData:
-    if isinstance(argument, Tensor):
-        return ctypes.c_void_p(argument.data_ptr())
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr() if argument is not None else None)
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
 
 

@@ -1,5 +1,5 @@
 // Gradient of W for a full M: dW_s = Σ_p g(p) u_s(p)ᵀ, u as in mixing.cuh; positions are k.
-// grad (n, h, w, OUTPUTS), x (n, h, w, CHANNELS), m (n, h, w, 81), parts (blocks, 9, OUTPUTS, CHANNELS)
+// grad (n, h, w, OUTPUTS), x (n, h, w, CHANNELS), m (n, h, w, 81), parts (blocks, OUTPUTS, 9, CHANNELS)
 // float32, to be added up. Blocks: shares of the tiles; 64 (or 32) outputs and 32 channels.
 //
 // Two warpgroups, UNIT channels each, share a tile:
@@ -69,12 +69,12 @@ KERNEL(GROUPS * WARPGROUP) full_weight_gradient(const u16 *grad, const u16 *x, c
     for (int s = 0; s < TAPS; s++) settle(sums[s]);
   }
   if (warp * 16 >= HEIGHT) return;
-  float *to = parts + block_index() * TAPS * OUTPUTS * CHANNELS;
-  to += (output + warp * 16 + lane / 4) * CHANNELS + channel + group * UNIT + lane % 4 * 2;
+  int filter = output + warp * 16 + lane / 4;
+  float *to = parts + (block_index() * OUTPUTS + filter) * TAPS * CHANNELS;
+  to += channel + group * UNIT + lane % 4 * 2;
 #pragma unroll
   for (int s = 0; s < TAPS; s++)
 #pragma unroll
     for (int j = 0; j < UNIT / 2; j += 2)
-      *(Pair *)(to + s * OUTPUTS * CHANNELS + j / 2 % 2 * 8 * CHANNELS + j / 4 * 8) = {
-          sums[s][j], sums[s][j + 1]};
+      *(Pair *)(to + (s + j / 2 % 2 * 8 * TAPS) * CHANNELS + j / 4 * 8) = {sums[s][j], sums[s][j + 1]};
 }

@@ -1,6 +1,6 @@
 // Gradients of x and of a diagonal M, from z_t(q) = W_tᵀ g(q - t) at every pixel q:
 // dx(q) = Σ_t m_t(q - t) z_t(q) and dm_t(q - t) = <z_t(q), x(q)>.
-// grad (n, h, w, OUTPUTS), w (OUTPUTS, 9, CHANNELS), m (n, h, w, 9), x and dx (n, h, w, CHANNELS),
+// grad (n, h, w, OUTPUTS), w (OUTPUTS, 9, CHANNELS), m (n, h, w, 9), gains, x and dx (n, h, w, CHANNELS),
 // dm (blocks of channels, n, h, w, 9), to be added up. Blocks: tiles of pixels, 64 (or 32) channels.
 #include "device.cuh"
 #include "tile.cuh"
@@ -22,8 +22,8 @@ DEVICE void store_m(float *dm, int tap, float value, int image, int row, int col
     dm[pixel_index(image, row, column, map) * TAPS + tap] = 0;
 }
 
-KERNEL(THREADS) gradients(const u16 *grad, const u16 *w, const float *m, const u16 *x, u16 *dx,
-                          float *dm, int images, int height, int width) {
+KERNEL(THREADS) gradients(const u16 *grad, const u16 *w, const float *m, const Gain *gains,
+                          const u16 *x, u16 *dx, float *dm, int images, int height, int width) {
   SHARED
   Map map = {images, height, width};
   int thread = thread_index() % WARPGROUP, lane = thread % 32, row = thread / 32 * 2;
@@ -54,8 +54,9 @@ KERNEL(THREADS) gradients(const u16 *grad, const u16 *w, const float *m, const u
         const float *own_m = (const float *)slice.own;
         each_tap(slice, [&](int tap, float (&sums)[WIDTH / 2]) {
           int down = row + 1 - tap / 3, right = column + 1 - tap % 3;
-          float upper = own_m[M::at(down, right) + tap];
-          float lower = own_m[M::at(down + 1, right) + tap], upper_sum = 0, lower_sum = 0;
+          float upper = similarity(own_m[M::at(down, right) + tap], gains, tap);
+          float lower = similarity(own_m[M::at(down + 1, right) + tap], gains, tap);
+          float upper_sum = 0, lower_sum = 0;
 #pragma unroll
           for (int j = 0; j < WIDTH / 2; j++) {
             float value = j % 2 ? high(own_x[j / 2]) : low(own_x[j / 2]);

@@ -22,6 +22,10 @@ WARPGROUPS = {
     "weight_gradient": 3,
     "hidden": 3,
     "predicted": 2,
+    "hidden_gradient": 3,
+    "input_gradient": 3,
+    "layer_weight_gradients": 3,
+    "weight_sums": 2,
     "full_forward": 3,
     "full_gradient": 2,
     "full_m_gradient": 2,
@@ -31,35 +35,32 @@ WARPGROUPS = {
 one for each unit of channels."""
 WARPGROUP = 128
 """Threads."""
-_PIECE, _CHUNK, _TILE_CHUNK = 16, 101 * 16, 65 * 16
+PIECE, CHUNK, TILE_CHUNK = 16, 101 * 16, 65 * 16
 """Bytes of a pixel's 8 channels, of a halo's and of a tile's."""
 _TAP = TILE * TILE * 2
 """Bytes of a channel of a tile."""
-_ENERGIES = 100 * 4
-"""Bytes of a halo's."""
-_M_BYTES = {"tile": 64 * 36, "ring": 10 * 104 * 4, "full tile": 64 * 324, "full ring": 10 * 824 * 4}
+M_BYTES = {"tile": 64 * 36, "ring": 10 * 104 * 4, "full tile": 64 * 324, "full ring": 10 * 824 * 4}
 """Of a tile's M, alone and with a ring around it: `Similarities::BYTES`."""
 
 
 class KernelTask(NamedTuple):
-    """An operator's launches: blocks are as many as multiprocessors, and share the tiles.
-
-    A layer's results (`hidden`, `predicted`) are uninitialised if there are no multiprocessors.
-    """
+    """An operator's launches: blocks are as many as multiprocessors, and share the tiles."""
 
     given: Operands
     multiprocessors: int
+    definitions: tuple[str, ...] = ()
+    """For all kernels, beside `kernel_definitions`."""
 
     def forward(self) -> Tensor:
         """`Implementation.forward`."""
         x, weight, m, *_ = self.given
         y = x.new_empty(len(x), *self.given.output_size, len(weight))
         if y.numel():
-            operands = _pixels_first(x), _filters_first(weight), _entries_last(m), y
+            operands = pixels_first(x), filters_first(weight), _entries_last(m), y
             if self._is_full():
                 self._launch_mixing("full_forward", "full tile", operands)
             else:
-                self._launch_tiles("forward", 2 * _M_BYTES["tile"], operands)
+                self.launch_tiles("forward", 2 * M_BYTES["tile"], operands)
         return y.movedim(-1, 1)
 
     def backward(self, grad: Tensor, needs: Sequence[bool]) -> Gradients:
@@ -69,39 +70,15 @@ class KernelTask(NamedTuple):
             for gradient in gradients:
                 gradient.zero_()
             return gradients
-        grad = _pixels_first(grad)
+        grad = pixels_first(grad)
         if self._is_full():
             self._write_full_gradients(grad, grad_x, grad_m)
         elif needs[0] or needs[2]:
             self._write_data_gradients(grad, grad_x, grad_m)
         if needs[1]:
             total = self._weight_gradient_parts(grad).sum(0)
-            grad_weight.copy_(total.movedim(0, -1).reshape(grad_weight.shape))
+            grad_weight.copy_(total.mT.reshape(grad_weight.shape))
         return gradients
-
-    def hidden(self, eps: float, factor: float) -> tuple[Tensor, Tensor]:
-        """A predictor's hidden map (n, o, h, w), and the norms of its patches (n, 1, h, w)."""
-        x, weight, *_ = self.given
-        maps = x.new_empty(len(x), *x.shape[2:], len(weight))
-        norms = x.new_empty(len(x), 1, *x.shape[2:], dtype=torch.float32)
-        if maps.numel() and self.multiprocessors:
-            operands = _pixels_first(x), _filters_first(weight), maps, norms
-            self._launch_tiles("hidden", 2 * _ENERGIES, operands, eps, factor)
-        return maps.movedim(-1, 1), norms
-
-    def predicted(
-        self, hidden: Tensor, last: Tensor, bias: Tensor, gain: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """y for the diagonal M that follows from a hidden map, and the raw numbers (n, 9, h, w)."""
-        x, weight, *_ = self.given
-        y = x.new_empty(len(x), *x.shape[2:], len(weight))
-        raw = x.new_empty(len(x), *x.shape[2:], 9)
-        if y.numel() and self.multiprocessors:
-            own = hidden.shape[1] // 8 * _CHUNK + _M_BYTES["tile"]
-            maps, vectors = _pixels_first(hidden), (bias.float(), gain.float())
-            operands = _pixels_first(x), _filters_first(weight), maps, _filters_first(last)
-            self._launch_tiles("predicted", 2 * own, (*operands, *vectors, y, raw))
-        return y.movedim(-1, 1), raw.movedim(-1, 1)
 
     def _is_full(self) -> bool:
         return self.given.m.dim() > 5
@@ -109,49 +86,52 @@ class KernelTask(NamedTuple):
     def _write_data_gradients(self, grad: Tensor, grad_x: Tensor, grad_m: Tensor) -> None:
         """Both come from one product; one that is not needed is empty."""
         x, weight, m, *_ = self.given
-        pixels, entries = _pixels_first(x), _entries_last(m)
+        pixels, entries = pixels_first(x), _entries_last(m)
         found = grad_x.movedim(1, -1) if grad_x.numel() else torch.empty_like(pixels)
         parts = self._m_gradient_parts(entries)
-        operands = grad, _filters_first(weight), entries, pixels, found, parts
-        self._launch_tiles("gradients", 2 * _M_BYTES["ring"], operands)
+        operands = grad, filters_first(weight), entries, None, pixels, found, parts
+        self.launch_tiles("gradients", 2 * M_BYTES["ring"], operands)
         _write_m_gradient(grad_m, parts)
 
     def _write_full_gradients(self, grad: Tensor, grad_x: Tensor, grad_m: Tensor) -> None:
         """Those of x and M that are not empty."""
         x, weight, m, *_ = self.given
-        filters, entries = _filters_first(weight), _entries_last(m)
+        filters, entries = filters_first(weight), _entries_last(m)
         if grad_x.numel():
             operands = grad, filters, entries, grad_x.movedim(1, -1)
             self._launch_mixing("full_gradient", "full ring", operands)
         if grad_m.numel():
             parts = self._m_gradient_parts(entries)
-            halo = min(x.shape[1], MOST_COLUMNS) // 8 * _CHUNK
-            operands = grad, filters, _pixels_first(x), parts
-            self._launch_tiles("full_m_gradient", 2 * halo, operands)
+            halo = min(x.shape[1], MOST_COLUMNS) // 8 * CHUNK
+            operands = grad, filters, pixels_first(x), parts
+            self.launch_tiles("full_m_gradient", 2 * halo, operands)
             _write_m_gradient(grad_m, parts)
 
     def _m_gradient_parts(self, entries: Tensor) -> Tensor:
         """Uninitialised, one part for each block of channels."""
         return entries.new_empty(-(-self.given.x.shape[1] // MOST_COLUMNS), *entries.shape)
 
-    def _launch_tiles(
-        self, name: str, own_bytes: int, operands: Sequence[Tensor], *numbers: float
+    def launch_tiles(
+        self,
+        name: str,
+        own_bytes: int,
+        operands: Sequence[Tensor | None],
+        *numbers: float,
+        block_bytes: int = 0,
     ) -> None:
         """A kernel of taps.cuh, whose warpgroups have `own_bytes` beside their halos."""
         depth, columns = self._channels(name)
         wide, part = min(columns, MOST_COLUMNS), min(depth, MOST_COLUMNS)
-        stage = TILE * TILE * (2 * wide + _PIECE)
-        own = 2 * max(part // 8 * _CHUNK, stage) + own_bytes
-        weights = 9 * part * wide * 2
-        if name == "predicted":  # and those of the second convolution, of 16 filters
-            weights += 9 * operands[2].shape[-1] * 16 * 2
+        stage = TILE * TILE * (2 * wide + PIECE)
+        own = 2 * max(part // 8 * CHUNK, stage) + own_bytes
+        weights = 9 * part * wide * 2 + block_bytes
         self._launch_columns(name, columns // wide, weights, own, operands, *numbers)
 
     def _launch_mixing(self, name: str, similarities: str, operands: Sequence[Tensor]) -> None:
         """A kernel of full_tiles.cuh."""
         depth, columns = self._channels(name)
         wide, places = min(columns, MOST_COLUMNS), depth // UNIT if depth <= MOST_COLUMNS else 2
-        own = 2 * UNIT // 8 * _CHUNK + _M_BYTES[similarities] + 9 * UNIT * _TAP
+        own = 2 * UNIT // 8 * CHUNK + M_BYTES[similarities] + 9 * UNIT * _TAP
         self._launch_columns(name, columns // wide, places * 9 * UNIT * wide * 2, own, operands)
 
     def _channels(self, name: str) -> tuple[int, int]:
@@ -166,52 +146,55 @@ class KernelTask(NamedTuple):
         across: int,
         weights: int,
         own: int,
-        operands: Sequence[Tensor],
+        operands: Sequence[Tensor | None],
         *numbers: float,
     ) -> None:
         """Blocks of the second axis take columns of the result."""
-        most = -(-self._tile_count() // WARPGROUPS[name])
-        grid = self._blocks(across, most), across
-        self._launch(name, grid, weights + WARPGROUPS[name] * own, operands, *numbers)
+        grid = self.blocks(across, WARPGROUPS[name]), across
+        self.launch(name, grid, weights + WARPGROUPS[name] * own, operands, *numbers)
 
     def _weight_gradient_parts(self, grad: Tensor) -> Tensor:
-        """(blocks, 9, o, c), float32."""
+        """(blocks, o, 9, c), float32."""
         x, weight, m, *_ = self.given
         full, channels, outputs = self._is_full(), x.shape[1], len(weight)
         name = "full_weight_gradient" if full else "weight_gradient"
         wide = WARPGROUPS[name] * UNIT if full else min(channels, MOST_COLUMNS)
         high = min(outputs, MOST_COLUMNS)
         across = channels // wide * (outputs // high)
-        grid = self._blocks(across, self._tile_count()), across
-        parts = x.new_empty(grid[0], 9, *weight.shape[:2], dtype=torch.float32)
-        buffer = wide // 8 * _CHUNK + high // 8 * _TILE_CHUNK
-        buffer += _M_BYTES["full tile" if full else "tile"]
+        grid = self.blocks(across), across
+        parts = x.new_empty(grid[0], outputs, 9, channels, dtype=torch.float32)
+        buffer = wide // 8 * CHUNK + high // 8 * TILE_CHUNK
+        buffer += M_BYTES["full tile" if full else "tile"]
         shared_bytes = 2 * buffer + full * 9 * wide * _TAP
-        self._launch(name, grid, shared_bytes, (grad, _pixels_first(x), _entries_last(m), parts))
+        self.launch(name, grid, shared_bytes, (grad, pixels_first(x), _entries_last(m), parts))
         return parts
 
-    def _launch(
+    def launch(
         self,
         name: str,
         grid: tuple[int, int],
         shared_bytes: int,
-        operands: Sequence[Tensor],
+        operands: Sequence[Tensor | None],
         *numbers: float,
     ) -> None:
-        images, channels, *size = self.given.x.shape
-        definitions = kernel_definitions(name, channels, len(self.given.weight), operands[0].dtype)
-        if name == "predicted":
-            definitions = *definitions, f"HIDDEN={operands[2].shape[-1]}"
-        threads = WARPGROUP * WARPGROUPS[name]
+        """A kernel with these operands, the sizes of x, and numbers."""
+        images, _, *size = self.given.x.shape
         arguments: tuple[Argument, ...] = (*operands, images, *size, *numbers)
-        launch_kernel(name, definitions, grid, threads, shared_bytes, arguments)
+        self.launch_bare(name, grid, shared_bytes, arguments)
 
-    def _tile_count(self) -> int:
+    def launch_bare(
+        self, name: str, grid: tuple[int, int], shared_bytes: int, arguments: Sequence[Argument]
+    ) -> None:
+        """A kernel with no other arguments."""
+        x, weight, *_ = self.given
+        own = kernel_definitions(name, x.shape[1], len(weight), x.dtype)
+        threads = WARPGROUP * WARPGROUPS[name]
+        launch_kernel(name, own + self.definitions, grid, threads, shared_bytes, arguments)
+
+    def blocks(self, across: int, tiles: int = 1) -> int:
+        """The number of blocks along the first axis, each of so many tiles at a time."""
         sides = (-(-side // TILE) for side in self.given.x.shape[2:])
-        return len(self.given.x) * prod(sides)
-
-    def _blocks(self, across: int, most: int) -> int:
-        """The number of blocks along the first axis."""
+        most = -(-len(self.given.x) * prod(sides) // tiles)
         return max(1, min(most, self.multiprocessors // across))
 
 
@@ -229,19 +212,19 @@ def kernel_definitions(
     return f"CHANNELS={channels}", f"OUTPUTS={outputs}", f"GROUPS={WARPGROUPS[name]}", *half
 
 
-def _pixels_first(maps: Tensor) -> Tensor:
+def pixels_first(maps: Tensor) -> Tensor:
     """(n, c, h, w) as dense (n, h, w, c)."""
-    return _aligned(maps.movedim(1, -1).contiguous())
+    return aligned(maps.movedim(1, -1).contiguous())
 
 
-def _filters_first(weight: Tensor) -> Tensor:
+def filters_first(weight: Tensor) -> Tensor:
     """(o, c, 3, 3) as dense (o, 9, c)."""
-    return _aligned(weight.flatten(2).mT.contiguous())
+    return aligned(weight.flatten(2).mT.contiguous())
 
 
 def _entries_last(m: Tensor) -> Tensor:
     """M (n, 1, *taps, h, w) as dense (n, h, w, 9) or (n, h, w, 81)."""
-    return _aligned(m.flatten(1, -3).movedim(1, -1).contiguous())
+    return aligned(m.flatten(1, -3).movedim(1, -1).contiguous())
 
 
 def _write_m_gradient(grad_m: Tensor, parts: Tensor) -> None:
@@ -251,6 +234,6 @@ def _write_m_gradient(grad_m: Tensor, parts: Tensor) -> None:
         grad_m.copy_(total.movedim(-1, 1).view_as(grad_m))
 
 
-def _aligned(dense: Tensor) -> Tensor:
+def aligned(dense: Tensor) -> Tensor:
     """Copies begin at multiples of their 16 bytes."""
-    return dense.clone() if dense.data_ptr() % _PIECE else dense
+    return dense.clone() if dense.data_ptr() % PIECE else dense

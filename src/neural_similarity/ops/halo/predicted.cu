@@ -1,7 +1,7 @@
 // A diagonal M from the hidden map, and its operator: r = W₂ * h + b₂, m = 1 + g r,
-// y(p) = Σ_t m_t(p) W_t x(p + t). x (n, h, w, CHANNELS), w (OUTPUTS, 9, CHANNELS), h (n, h, w, HIDDEN),
-// w2 (9, 9, HIDDEN), b2 (9), g (9), y (n, h, w, OUTPUTS), r (n, h, w, 9). CHANNELS and HIDDEN are 32
-// or 64. Blocks: tiles of positions, 64 (or all 32) outputs.
+// y(p) = Σ_t m_t(p) W_t x(p + t) + b. x (n, h, w, CHANNELS), w (OUTPUTS, 9, CHANNELS), h (n, h, w, HIDDEN),
+// w2 (9, 9, HIDDEN), b2 (9) and b (OUTPUTS) or null, g (9), y (n, h, w, OUTPUTS), r (n, h, w, 9) float32.
+// CHANNELS and HIDDEN are 32 or 64. Blocks: tiles of positions, 64 (or all 32) outputs.
 //
 // The tile's own memory is h's halo and M; W₂ lies behind all groups' memory as in weights.cuh, of 16
 // filters, the last 7 of them zero.
@@ -11,30 +11,25 @@ constexpr int DEPTH = CHANNELS, COLUMNS = OUTPUTS, SLICE_MOST = 64;
 constexpr bool MIRRORED = false;
 #include "weights.cuh"
 #include "taps.cuh"
+#include "last.cuh"
 static_assert(!STREAMED && HIDDEN <= 64, "all weights lie in shared memory");
 
 using M = Similarities<TAPS, 0>;
 constexpr int HIDDEN_HALO = HIDDEN / 8 * CHUNK, OWN = HIDDEN_HALO + M::BYTES;
-constexpr int LAST_FILTERS = 16, LAST_CHUNK = LAST_FILTERS * PIECE, LAST_TAP = HIDDEN / 8 * LAST_CHUNK;
 
-DEVICE void load_last(u32 to, const u16 *w2) {
-  constexpr int CHUNKS = HIDDEN / 8;
-  for (int k = thread_index(); k < TAPS * LAST_FILTERS * CHUNKS; k += THREADS) {
-    int chunk = k % CHUNKS, tap = k / CHUNKS % TAPS, filter = k / CHUNKS / TAPS;
-    copy<PIECE>(to + tap * LAST_TAP + chunk * LAST_CHUNK + filter * PIECE,
-                w2 + (filter < TAPS ? (filter * TAPS + tap) * HIDDEN + chunk * 8 : 0), filter < TAPS);
-  }
-}
-
-KERNEL(THREADS) predicted(const u16 *x, const u16 *w, const u16 *h, const u16 *w2, const float *b2,
-                          const float *g, u16 *y, u16 *r, int images, int height, int width) {
+KERNEL(THREADS) predicted(const u16 *x, const u16 *w, const u16 *h, const u16 *w2, const u16 *b2,
+                          const Gain *gains, const u16 *b, u16 *y, float *r, int images, int height,
+                          int width) {
   SHARED
   Map map = {images, height, width};
   int group = warp_uniform(thread_index() / WARPGROUP), thread = thread_index() % WARPGROUP;
-  int lane = thread % 32, row = thread / 32 * 2;
+  int lane = thread % 32, row = thread / 32 * 2, first = column_index() * WIDTH;
   u32 last = shared_address(memory) + WEIGHTS + GROUPS * 2 * (BUFFER + OWN);
   u64 last_kernel = descriptor(last, LAST_CHUNK, 8 * PIECE);
   load_last(last, w2);
+  float own_bias[3]; // of taps 2 · (lane % 4), the next one, and 8
+#pragma unroll
+  for (int u = 0; u < 3; u++) own_bias[u] = b2 ? low(b2[u < 2 ? lane % 4 * 2 + u : 8]) : 0;
   float total[WIDTH / 2];
   each_tile<OWN>(
       memory, w, map,
@@ -44,7 +39,10 @@ KERNEL(THREADS) predicted(const u16 *x, const u16 *w, const u16 *h, const u16 *w
       },
       [&](Tile, bool) {
 #pragma unroll
-        for (int j = 0; j < WIDTH / 2; j++) total[j] = 0;
+        for (int j = 0; j < WIDTH / 2; j += 4) {
+          u32 pair = b ? *(const u32 *)(b + first + j * 2 + lane % 4 * 2) : 0;
+          total[j] = total[j + 2] = low(pair), total[j + 1] = total[j + 3] = high(pair);
+        }
       },
       [&](Tile tile, auto slice, bool) {
         float *own_m = (float *)(slice.own + HIDDEN_HALO), raw[LAST_FILTERS / 2];
@@ -64,10 +62,10 @@ KERNEL(THREADS) predicted(const u16 *x, const u16 *w, const u16 *h, const u16 *w
         for (int j = 0; j < LAST_FILTERS / 2; j++) {
           int tap = j / 4 * 8 + lane % 4 * 2 + j % 2, down = row + j / 2 % 2;
           if (tap >= TAPS) continue;
-          u32 value = pack(raw[j] + b2[tap], 0); // backward computes M from what is stored
-          own_m[M::at(down, lane / 4) + tap] = 1 + g[tap] * low(value);
+          float value = raw[j] + own_bias[j < 4 ? j % 2 : 2];
+          own_m[M::at(down, lane / 4) + tap] = similarity(value, gains, tap);
           if (column_index() == 0 && tile.row + down < map.height && right < map.width)
-            r[pixel_index(tile.image, tile.row + down, right, map) * TAPS + tap] = (u16)value;
+            r[pixel_index(tile.image, tile.row + down, right, map) * TAPS + tap] = value;
         }
         group_sync(group); // M is there
         each_tap(slice, [&](int tap, float (&sums)[WIDTH / 2]) {
@@ -78,7 +76,6 @@ KERNEL(THREADS) predicted(const u16 *x, const u16 *w, const u16 *h, const u16 *w
         });
       },
       [&](Tile tile, unsigned char *stage, int) {
-        u16 *columns = y + column_index() * WIDTH;
-        Stage<WIDTH>::store<OUTPUTS>(columns, total, stage, tile, map, group, thread);
+        Stage<WIDTH>::store<OUTPUTS>(y + first, total, stage, tile, map, group, thread);
       });
 }

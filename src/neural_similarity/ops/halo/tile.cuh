@@ -67,6 +67,21 @@ DEVICE void load_tile(u32 to, const u16 *maps, Tile tile, Map map, int thread) {
   }
 }
 
+// The kernels of a layer, compiled with PREDICTED, get the raw numbers r of its predictor in the place
+// of M, m_t = 1 + g_t r_t, and gains g: float32, or with NARROW_GAINS of the maps' type.
+#ifdef NARROW_GAINS
+typedef u16 Gain;
+#else
+typedef float Gain;
+#endif
+DEVICE float gain_at(const float *gains, int tap) { return gains[tap]; }
+DEVICE float gain_at(const u16 *gains, int tap) { return low(gains[tap]); }
+#ifdef PREDICTED
+DEVICE float similarity(float r, const Gain *gains, int tap) { return 1 + gain_at(gains, tap) * r; }
+#else
+DEVICE float similarity(float m, const Gain *, int) { return m; }
+#endif
+
 // M (n, h, w, ENTRIES) at a tile and RING pixels around it. Copies are of 16 bytes where all rows of
 // M are aligned to that, else of the 4 bytes of a number. A ring begins one column before the tile,
 // 4 columns before which a piece begins: of the row from there, pieces from FIRST on are copied.

@@ -1,19 +1,22 @@
 """Whether the kernels compute what the operator means, on this GPU and for these channels."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from neural_similarity.ops.halo import WINDOW, launch
+from neural_similarity.ops.halo.whole_layer import LayerTask, make_task
 from neural_similarity.ops.operands import Operands
 
 SIZE, BATCH = (11, 18), 2
 """Of the maps: ragged tiles, and several for each group of few blocks."""
 FEW = 2
 """Multiprocessors of the first run."""
+SUMS = ("dW", "dW1", "dW2", "db2", "dg")
+"""Results that are added up over blocks."""
 _FAULTS: dict[tuple, str | None] = {}
 """What `find_fault` found."""
 
@@ -103,8 +106,8 @@ def compare_results(
         error = float((one.double() - true).norm() / true.norm())
         if not error <= torch.finfo(few[0].dtype).eps:  # NaN is an error
             return f"{name} differs from the eager form in float64 by {error:.1e} here"
-        # dW is a sum over blocks, and changes with their number.
-        if name != "dW" and not torch.equal(one, other):
+        # Gradients of weights are sums over blocks, and change with their number.
+        if name not in SUMS and not torch.equal(one, other):
             return f"{name} differs between two runs here"
     return None
 
@@ -113,32 +116,22 @@ def find_predictor_fault(
     device: torch.device, channels: int, outputs: int, dtype: torch.dtype, hidden: int
 ) -> str | None:
     """Run the kernels on few and on all multiprocessors, and compare with float64."""
-    parts = predictor_parts(device, channels, outputs, dtype, hidden)
-    task = launch.make_task(parts.given)
-    few, many = (predictor_results(parts, count) for count in (FEW, task.multiprocessors))
-    names = "h", "norms", "y", "raw"
-    return compare_results(few, many, true_predictor_results(parts), names)
-
-
-class PredictorParts(NamedTuple):
-    """A layer's operands, without M, and the tensors that predict it."""
-
-    given: Operands
-    first: Tensor
-    last: Tensor
-    bias: Tensor
-    gain: Tensor
+    with torch.inference_mode(False), torch.enable_grad():  # wherever a layer is first called
+        task, grad = predictor_task(device, channels, outputs, dtype, hidden)
+        few, many = (predictor_results(one, grad) for one in (task, make_task(*task[:-1])))
+        return compare_results(few, many, true_predictor_results(task, grad), PREDICTOR_RESULTS)
 
 
 EPS, FACTOR = 1e-4, 8.0
 """Of the normalisation in `hidden`."""
+PREDICTOR_RESULTS = ("y", "h", "raw", "norms", "dx", "dW", "dW1", "dW2", "db2", "dg")
 
 
-def predictor_parts(
+def predictor_task(
     device: torch.device, channels: int, outputs: int, dtype: torch.dtype, hidden: int
-) -> PredictorParts:
-    """Random ones."""
-    given, _ = trial_operands(device, channels, outputs, dtype, full=False)
+) -> tuple[LayerTask, Tensor]:
+    """A layer of random tensors on few multiprocessors, and a gradient of y."""
+    given, grad = trial_operands(device, channels, outputs, dtype, full=False)
     generator = torch.Generator().manual_seed(1)
 
     def numbers(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -146,26 +139,29 @@ def predictor_parts(
 
     first = numbers(hidden, channels, 3, 3) / channels**0.5
     last, bias = numbers(9, hidden, 3, 3) / hidden**0.5, numbers(9)
-    return PredictorParts(given, first, last, bias, numbers(9, dtype=torch.float32))
+    gain, outer_bias = numbers(9, dtype=torch.float32), numbers(outputs)
+    tensors = given.x, given.weight, outer_bias, first, last, bias, gain
+    return LayerTask(*tensors, multiprocessors=FEW), grad
 
 
-def predictor_results(parts: PredictorParts, multiprocessors: int) -> list[Tensor]:
-    """The hidden map, the norms, y and the raw numbers."""
-    given, first, last, bias, gain = parts
-    task = launch.KernelTask(given._replace(weight=first), multiprocessors)
-    maps, norms = task.hidden(EPS, FACTOR)
-    return [maps, norms, *task._replace(given=given).predicted(maps, last, bias, gain)]
+def predictor_results(task: LayerTask, grad: Tensor) -> list[Tensor]:
+    """What forward returns, and the gradients."""
+    y, *kept = task.forward(EPS, FACTOR)
+    found = task.backward(grad, kept, FACTOR, [True] * 7)
+    return [y, *kept, *(one for one in found if one is not None)]
 
 
-def true_predictor_results(parts: PredictorParts) -> list[Tensor]:
+def true_predictor_results(task: LayerTask, grad: Tensor) -> list[Tensor]:
     """The same by torch, in float64."""
-    given, first, last, bias, gain = parts
-    x, weight, first, last, bias, gain = (
-        t.double() for t in (given.x, given.weight, first, last, bias, gain)
-    )
+    tensors = [t.double().requires_grad_() for t in task[:7] if isinstance(t, Tensor)]
+    x, weight, outer_bias, first, last, bias, gain = tensors
     norms = (F.conv2d(x.square().sum(1, True), x.new_ones(1, 1, 3, 3), padding=1) + EPS).sqrt()
     maps = F.relu(F.conv2d(x, first, padding=1) * FACTOR / norms)
     raw = F.conv2d(maps, last, bias, padding=1)
-    m = (1 + gain.view(-1, 1, 1) * raw).unsqueeze(1)
-    operands = x, weight, m, WINDOW.stride, WINDOW.padding, WINDOW.dilation, 1, "eager"
-    return [maps, norms, torch.ops.neural_similarity.diagonal_conv(*operands), raw]
+    m = 1 + gain.view(-1, 1, 1) * raw
+    patches = F.unfold(x, 3, padding=1).view(len(x), x.shape[1], 9, *x.shape[2:])
+    y = torch.einsum("ock,nkhw,nckhw->nohw", weight.flatten(2), m, patches)
+    y = y + outer_bias.view(-1, 1, 1)
+    wanted = [tensor for tensor in tensors if tensor is not outer_bias]
+    gradients = torch.autograd.grad(y, wanted, grad.double())
+    return [one.detach() for one in (y, maps, raw, norms, *gradients)]

@@ -1,81 +1,14 @@
-// Gradient of W for a diagonal M: dW_t = Σ_p (m_t g)(p) x(p + t)ᵀ, positions are k of the products.
-// grad (n, h, w, OUTPUTS), x (n, h, w, CHANNELS), m (n, h, w, 9), parts (blocks, 9, OUTPUTS, CHANNELS)
-// float32, to be added up. Blocks: shares of the tiles; 64 (or 32) outputs and as many channels.
-//
-// Three warpgroups, a row of taps each, share a tile:
-//
-//     | x's halo | g: 8 positions × 8, by chunks of 8 outputs, 65 pieces apart | M |   twice
-//
-// B is the halo, read by columns. A = (m_t g)ᵀ, transposed by ldmatrix and multiplied in registers;
-// with 32 outputs its lower half repeats the upper one and is not stored.
+// Gradient of W for a diagonal M, in parts (blocks, OUTPUTS, 9, CHANNELS): see weight_tiles.cuh.
+// Blocks: shares of the tiles; 64 (or 32) outputs and as many channels.
 #include "device.cuh"
 #include "tile.cuh"
-constexpr int HEIGHT = OUTPUTS < 64 ? OUTPUTS : 64, WIDTH = CHANNELS < 64 ? CHANNELS : 64;
-constexpr int OUTGOING = HEIGHT / 8, GRAD = OUTGOING * TILE_CHUNK, HALO = WIDTH / 8 * CHUNK;
-using M = Similarities<TAPS, 0>;
-constexpr int BUFFER = HALO + GRAD + M::BYTES;
+#include "weight_tiles.cuh"
 
 KERNEL(3 * WARPGROUP) weight_gradient(const u16 *grad, const u16 *x, const float *m, float *parts,
                                       int images, int height, int width) {
   SHARED
-  Map map = {images, height, width};
-  int group = warp_uniform(thread_index() / WARPGROUP), thread = thread_index() % WARPGROUP;
-  int warp = thread / 32, lane = thread % 32, tiles = tile_count(map), buffer = 0;
-  int output = column_index() / (CHANNELS / WIDTH) * HEIGHT;
+  using Parts = WeightParts<OUTPUTS, true>;
+  int output = column_index() / (CHANNELS / WIDTH) * Parts::HEIGHT;
   int channel = column_index() % (CHANNELS / WIDTH) * WIDTH;
-  u32 base = shared_address(memory);
-  auto fetch = [&](int i, u32 to) {
-    if (i < tiles) {
-      Tile tile = tile_at(i, map);
-      if (group == 0) load_halo<CHANNELS, WIDTH / 8>(to, x + channel, tile, map, thread);
-      if (group == 1) load_tile<OUTPUTS, OUTGOING>(to + HALO, grad + output, tile, map, thread);
-      if (group == 2) M::load(to + HALO + GRAD, m, tile, map, thread);
-    }
-    copy_commit();
-  };
-  float sums[3][WIDTH / 2];
-#pragma unroll
-  for (int u = 0; u < 3; u++)
-#pragma unroll
-    for (int j = 0; j < WIDTH / 2; j++) sums[u][j] = 0;
-  fetch(block_index(), base);
-  for (int i = block_index(); i < tiles; i += block_count(), buffer ^= 1) {
-    copy_wait<0>();
-    proxy_fence();
-    block_sync(); // this tile is there, and all have used the last one
-    fetch(i + block_count(), base + (buffer ^ 1) * BUFFER);
-    u32 at = base + buffer * BUFFER, own = at + HALO + warp * 2 % OUTGOING * TILE_CHUNK;
-    u64 halo = descriptor(at + group * ROW_OF_PIXELS, ROW_OF_PIXELS, CHUNK);
-    const float *own_m = (const float *)(memory + buffer * BUFFER + HALO + GRAD) + group * 3;
-#pragma unroll
-    for (int k = 0; k < ROWS / 16; k++) { // two rows of the tile
-      u32 raw[4], left[3][4], rows = own + k * 16 * PIECE, next = rows + 8 * PIECE;
-      load_transposed(raw, rows, rows + TILE_CHUNK, next, next + TILE_CHUNK);
-#pragma unroll
-      for (int u = 0; u < 3; u++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const float *factor = own_m + M::at(2 * k + j / 2, lane % 4 * 2) + u;
-          left[u][j] = pack(low(raw[j]) * factor[0], high(raw[j]) * factor[TAPS]);
-        }
-      product_fence();
-#pragma unroll
-      for (int u = 0; u < 3; u++)
-        product(sums[u], left[u], moved(halo, u * PIECE + 2 * k * ROW_OF_PIXELS));
-      product_commit();
-      if (k > 0) product_wait<1>(); // or registers do not suffice
-    }
-    product_wait<0>();
-#pragma unroll
-    for (int u = 0; u < 3; u++) settle(sums[u]);
-  }
-  if (warp * 16 >= HEIGHT) return;
-  float *to = parts + (block_index() * TAPS + group * 3) * OUTPUTS * CHANNELS;
-  to += (output + warp * 16 + lane / 4) * CHANNELS + channel + lane % 4 * 2;
-#pragma unroll
-  for (int u = 0; u < 3; u++)
-#pragma unroll
-    for (int j = 0; j < WIDTH / 2; j += 2)
-      *(Pair *)(to + u * OUTPUTS * CHANNELS + j / 2 % 2 * 8 * CHANNELS + j / 4 * 8) = {
-          sums[u][j], sums[u][j + 1]};
+  Parts::store(memory, grad, x, m, nullptr, parts, {images, height, width}, output, channel);
 }

@@ -1,0 +1,206 @@
+"""Launching the kernels of a layer with its predictor: two forward, five backward."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from neural_similarity.ops.halo import WINDOW
+from neural_similarity.ops.halo.launch import (
+    CHUNK,
+    M_BYTES,
+    MOST_COLUMNS,
+    PIECE,
+    TILE,
+    TILE_CHUNK,
+    WARPGROUP,
+    WARPGROUPS,
+    KernelTask,
+    aligned,
+    filters_first,
+    pixels_first,
+)
+from neural_similarity.ops.operands import Operands
+
+_HALO_ENERGIES, _RING_ENERGIES = 100 * 4, 960
+"""Bytes of a halo's, and of a tile's with a ring around it: `Similarities<1, 1>::BYTES`."""
+_LAST_FILTERS = 16
+"""Filters of the second convolution in shared memory, and channels of M's gradient there."""
+
+
+class LayerTask(NamedTuple):
+    """The tensors of a layer with a diagonal M, as in `ops.layer.LayerTensors`, and its launches.
+
+    Results are uninitialised if there are no multiprocessors.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    first: Tensor
+    last: Tensor
+    last_bias: Tensor | None
+    gain: Tensor
+    multiprocessors: int
+
+    def forward(self, eps: float, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """y, the hidden map h, the raw numbers r of M, and the norms of patches."""
+        y, hidden, raw, norms = results = self._empty_results()
+        if y.numel() and self.multiprocessors:
+            self.write_hidden_map(hidden, norms, eps, factor)
+            self._write_output(hidden, y, raw)
+        return results
+
+    def write_hidden_map(self, hidden: Tensor, norms: Tensor, eps: float, factor: float) -> None:
+        """The hidden map, and the norms of patches that it is divided by."""
+        results = hidden.movedim(1, -1), norms.movedim(1, -1)
+        operands = pixels_first(self.x), filters_first(self.first), *results
+        self._first_task().launch_tiles("hidden", 2 * _HALO_ENERGIES, operands, eps, factor)
+
+    def _write_output(self, hidden: Tensor, y: Tensor, raw: Tensor) -> None:
+        """What the hidden map predicts, and y for the M that follows from it."""
+        own = 2 * (len(self.first) // 8 * CHUNK + M_BYTES["tile"])
+        maps, last = pixels_first(hidden), filters_first(self.last)
+        given = pixels_first(self.x), filters_first(self.weight), maps, last, self.last_bias
+        bias = self.bias if self.bias is None else aligned(self.bias)
+        operands = *given, self.gain, bias, y.movedim(1, -1), raw.movedim(1, -1)
+        self._task().launch_tiles("predicted", own, operands, block_bytes=self._last_bytes())
+
+    def _empty_results(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        def maps(channels: int, dtype: torch.dtype) -> Tensor:
+            n, _, *size = self.x.shape
+            return self.x.new_empty(n, *size, channels, dtype=dtype).movedim(-1, 1)
+
+        narrow, wide = self.x.dtype, torch.float32
+        sizes = len(self.weight), len(self.first)
+        return maps(sizes[0], narrow), maps(sizes[1], narrow), maps(9, wide), maps(1, wide)
+
+    def backward(
+        self, grad: Tensor, kept: Sequence[Tensor], factor: float, needs: Sequence[bool]
+    ) -> "LayerGradients":
+        """Gradients, by that of y and what `forward` returned beside y; `needs` has all seven.
+
+        What it leaves out is uninitialised.
+        """
+        results = self._empty_gradients()
+        if not self.multiprocessors:
+            return results
+        if not grad.numel():
+            return LayerGradients._make(one if one is None else one.zero_() for one in results)
+        grad, of_x = pixels_first(grad), results.x.movedim(1, -1)
+        hidden, raw, norms = map(pixels_first, kept)
+        of_hidden = last_parts = None
+        if needs[0] or any(needs[3:]):
+            of_m = self._data_gradients(grad, raw, of_x)
+            maps = of_m, hidden, raw, norms
+            of_hidden, energies, last_parts = self._hidden_gradient(maps, factor)
+            if needs[0]:
+                self._add_input_gradient(of_hidden, energies, of_x)
+        parts = self._weight_parts(grad, of_hidden, raw, needs)
+        self._add_parts((*parts, last_parts), results)
+        return results
+
+    def _empty_gradients(self) -> "LayerGradients":
+        x, weight, first, last = (
+            torch.empty_like(tensor, memory_format=torch.channels_last)
+            for tensor in (self.x, self.weight, self.first, self.last)
+        )
+        last_bias = self.last_bias if self.last_bias is None else torch.empty_like(self.last_bias)
+        return LayerGradients(x, weight, None, first, last, last_bias, torch.empty_like(self.gain))
+
+    def _data_gradients(self, grad: Tensor, raw: Tensor, of_x: Tensor) -> Tensor:
+        """That of M, by the operator; that of x is stored."""
+        of_m, pixels = torch.empty_like(raw), pixels_first(self.x)
+        operands = grad, filters_first(self.weight), raw, self.gain, pixels, of_x, of_m
+        self._task().launch_tiles("gradients", 2 * M_BYTES["ring"], operands)
+        return of_m
+
+    def _hidden_gradient(
+        self, maps: Sequence[Tensor], factor: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of f W₁ * x, what the norms give x, and parts of W₂'s, b₂'s and g's."""
+        of_m, hidden, raw, norms = maps
+        task, name, channels = self._task(), "hidden_gradient", hidden.shape[-1]
+        groups = WARPGROUPS[name]
+        own = max(channels // 8 * TILE_CHUNK, TILE * TILE * (2 * channels + PIECE))
+        own = 2 * (own + M_BYTES["ring"]) + _LAST_FILTERS // 8 * CHUNK
+        of_hidden, energies = torch.empty_like(hidden), torch.empty_like(norms)
+        blocks = task.blocks(1, groups)
+        parts = norms.new_empty(blocks, 81 * channels + 18)
+        given = of_m, raw, filters_first(self.last), self.gain, hidden, norms
+        shared_bytes = self._last_bytes() + groups * own
+        operands = *given, of_hidden, energies, parts
+        task.launch(name, (blocks, 1), shared_bytes, operands, factor)
+        return of_hidden, energies, parts
+
+    def _add_input_gradient(self, of_hidden: Tensor, energies: Tensor, of_x: Tensor) -> None:
+        """What the predictor adds to the gradient of x."""
+        operands = of_hidden, filters_first(self.first), energies, pixels_first(self.x), of_x
+        self._first_task().launch_tiles("input_gradient", 2 * _RING_ENERGIES, operands)
+
+    def _weight_parts(
+        self, grad: Tensor, of_hidden: Tensor | None, raw: Tensor, needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Parts (blocks, o, 9, c) of the gradients of W and W₁, those that are needed."""
+        x, task, columns = self.x, self._task(), max(1, len(self.weight) // MOST_COLUMNS)
+        wanted, high = (needs[1], needs[3]), (min(len(self.weight), MOST_COLUMNS), len(self.first))
+        if not any(wanted):
+            return [None, None]
+        across = columns * needs[1] + needs[3]
+        blocks = task.blocks(across)
+        parts = [
+            x.new_empty(blocks, len(weight), 9, x.shape[1], dtype=torch.float32) if need else None
+            for weight, need in zip((self.weight, self.first), wanted, strict=True)
+        ]
+        most = max(rows for rows, need in zip(high, wanted, strict=True) if need)
+        buffer = x.shape[1] // 8 * CHUNK + most // 8 * TILE_CHUNK + M_BYTES["tile"]
+        operands = grad, of_hidden, pixels_first(x), raw, self.gain, *parts
+        skipped = 0 if needs[1] else columns
+        task.launch("layer_weight_gradients", (blocks, across), 2 * buffer, operands, skipped)
+        return parts
+
+    def _add_parts(self, parts: Sequence[Tensor | None], results: "LayerGradients") -> None:
+        """The gradients of weights, those that have parts."""
+        if not any(part is not None for part in parts):
+            return
+        counts = [0 if part is None else len(part) for part in parts]
+        numbers = 9 * self.x.shape[1] * (len(self.weight) + len(self.first))
+        numbers += 81 * len(self.first) + 18
+        grid = -(-numbers // (WARPGROUP * WARPGROUPS["weight_sums"])), 1
+        dense = (one.movedim(1, -1) for one in (results.weight, results.first, results.last))
+        operands = *parts, *dense, results.last_bias, results.gain
+        self._task().launch_bare("weight_sums", grid, 0, (*operands, *counts))
+
+    def _task(self) -> KernelTask:
+        """The kernels compiled for the whole layer."""
+        narrow = () if self.gain.dtype == torch.float32 else ("NARROW_GAINS",)
+        definitions = "PREDICTED", f"HIDDEN={len(self.first)}", *narrow
+        given = Operands(self.x, self.weight, self.x, WINDOW, 1)
+        return KernelTask(given, self.multiprocessors, definitions)
+
+    def _first_task(self) -> KernelTask:
+        """Those of the predictor's first convolution."""
+        return KernelTask(Operands(self.x, self.first, self.x, WINDOW, 1), self.multiprocessors)
+
+    def _last_bytes(self) -> int:
+        """Of the second convolution's weights in shared memory."""
+        return 9 * len(self.first) * _LAST_FILTERS * 2
+
+
+def make_task(x: Tensor, *others: Any) -> LayerTask:
+    """The layer of these tensors on its whole GPU."""
+    device = torch.cuda.get_device_properties(x.device)
+    return LayerTask(x, *others, multiprocessors=device.multi_processor_count)
+
+
+class LayerGradients(NamedTuple):
+    """Those of the tensors of a `LayerTask`; its kernels compute none of the bias of y."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    first: Tensor
+    last: Tensor
+    last_bias: Tensor | None
+    gain: Tensor
