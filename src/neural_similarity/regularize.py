@@ -23,7 +23,7 @@ Measure = Callable[[Tensor], Tensor]
 
 _PRODUCTS = 12
 """Products of the Hessian with a vector, by which its largest eigenvalue is estimated."""
-_SHARE_OF_LIMIT = 0.1
+_SHARE_OF_LIMIT = 0.2
 """The learning rate over the one at which gradient descent leaves a quadratic minimum."""
 
 MEASURES: dict[str, Measure] = {
@@ -55,7 +55,7 @@ def parameter_groups(
     one of them, else in "similarities". Empty groups are left out.
 
     With `logits`, every group also has a learning rate for `torch.optim.SGD` and the `momentum`:
-    $\eta = 0.1 \cdot 2(1 + \beta) / \lambda$, a tenth of the rate at which gradient descent with
+    $\eta = 0.2 \cdot 2(1 + \beta) / \lambda$, a fifth of the rate at which gradient descent with
     momentum $\beta$ leaves the minimum of a quadratic of curvature $\lambda$. $\lambda$ is the
     largest eigenvalue of the Gauss-Newton matrix $\frac1N \sum_n J_n^\top H J_n$ over all these
     parameters, by twelve products with a vector: $J_n$ is the derivative of the logits of image n,

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 import neural_similarity as ns
 
 
-def test_the_rate_is_a_tenth_of_the_limit_where_all_classes_are_as_likely():
-    """Gradient descent at 9.5 times the rate stays, at eleven times it leaves the minimum."""
+def test_the_rate_is_a_fifth_of_the_limit_where_all_classes_are_as_likely():
+    """Gradient descent at 4.75 times the rate stays, at 5.5 times it leaves the minimum."""
     torch.manual_seed(0)
     layer = ns.freeze_backbone(ns.Conv2d(3, 4, 3, similarity="static-full").double())
     x = 1 + torch.randn(5, 3, 6, 6).double()
@@ -25,10 +25,10 @@ def test_the_rate_is_a_tenth_of_the_limit_where_all_classes_are_as_likely():
     j = jacobian.movedim(1, -2).reshape(5 * 4 * 4, 4, 81)
     matrix = (j.mT @ outer @ j).mean(0)
     largest = torch.linalg.eigvalsh(matrix)[-1].item()
-    assert group["lr"] == pytest.approx(0.1 * 2 * 1.9 / largest, rel=0.01)
+    assert group["lr"] == pytest.approx(0.2 * 2 * 1.9 / largest, rel=0.01)
     start = torch.randn(81, generator=torch.Generator().manual_seed(0)).double()
     ends = []
-    for times in (9.5, 11):
+    for times in (4.75, 5.5):
         m = start.clone().requires_grad_()
         optimizer = torch.optim.SGD([m], lr=times * group["lr"], momentum=0.9)
         for _ in range(1_000):

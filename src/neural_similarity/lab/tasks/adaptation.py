@@ -86,7 +86,7 @@ class AdaptationRecipe(Recipe):
     similarity: Similarity | None = STATIC_FULL
     steps: int = 300
     lr: float = 0.003
-    """Learning rate before the first drop; 0 takes a tenth of the limit that the largest
+    """Learning rate before the first drop; 0 takes a fifth of the limit that the largest
     curvature of the outputs sets, on a batch of the training images."""
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
