@@ -2,20 +2,23 @@
 
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from neural_similarity.lab.cli.adapt_studies import OTHER_STUDIES
 from neural_similarity.lab.paper.adapt_continual import CONTINUAL
-from neural_similarity.lab.paper.adapt_map import CHANGES, MapRun
+from neural_similarity.lab.paper.adapt_map import CHANGES, RATES_OF_M, MapRun
 from neural_similarity.lab.paper.adapt_report import (
+    NEAR,
     OURS,
     OURS_UNTUNED,
     UNDONE_LABEL,
     map_to_markdown,
     read_map,
+    read_map_rates,
 )
-from neural_similarity.lab.paper.adapt_runs import cell_path, rates_path, read_sheet
+from neural_similarity.lab.paper.adapt_runs import cell_path, read_sheet
 from neural_similarity.lab.paper.adapt_unlabelled import KNOWN, KNOWN_CHANGES, STREAM
 from neural_similarity.lab.paper.markdown import interval_text
 from neural_similarity.lab.recipes.adaptation import WAYS
@@ -26,9 +29,9 @@ SECTION = " ".join(PAGE.partition("## Beyond the map")[2].split())
 
 
 def test_the_map_is_what_the_command_writes():
-    cells = read_map(ROOT / "results")
+    cells, rates = read_map(ROOT / "results"), read_map_rates(ROOT / "results")
     text = (ROOT / "docs/table-adapt-map.md").read_text("utf-8")
-    assert text == map_to_markdown(cells, "table-adapt-map.png")
+    assert text == map_to_markdown(cells, rates, "table-adapt-map.png")
     rows = [
         f"| {CHANGES[cell.change]}, {cell.labels} labels | {accuracy(cell, OURS)} | "
         f"{accuracy(cell, OURS_UNTUNED)} | {baseline_label(cell.best_baseline)}, "
@@ -49,31 +52,33 @@ def baseline_label(way):
 
 
 def test_what_the_page_says_of_rates():
-    rates = read_sheet(rates_path(ROOT / "results", 10))
+    rates = read_map_rates(ROOT / "results")
     text = " ".join(PAGE.partition("## The map of changes")[2].split())
-    scores = {
-        change: {
-            run["lr"]: run["accuracy"]
-            for name, run in rates.runs.items()
-            if name.startswith("full ") and name.endswith(f"{change} 11")
-        }
-        for change in ("rotation-20", "blur-1.5")
+    near = sum(cell.lost <= NEAR for cell in rates)
+    assert f"within one point of the best of five rates in {near} of {len(rates)} cells" in text
+    worst = max(rates, key=lambda cell: cell.lost)
+    assert f"at most {worst.lost:.2f}, {CHANGES[worst.change]}" in text
+    assert f"on average {fmean(cell.lost for cell in rates):.2f} points" in text
+    fixed = {
+        rate: [max(cell.accuracies.values()) - cell.accuracies[rate] for cell in rates]
+        for rate in RATES_OF_M
     }
-    best = {change: max(own, key=own.get) for change, own in scores.items()}
-    assert best == {"rotation-20": 0.01, "blur-1.5": 0.001}
-    turned, blurred = scores["rotation-20"], scores["blur-1.5"]
-    assert f"0.01 was best, with {100 * turned[0.01]:.2f} %, and under blur 0.001" in text
-    assert f"with {100 * blurred[0.001]:.2f} %; there 0.01 had {100 * blurred[0.01]:.2f} %" in text
-    assert f"The rate for all is {rates.chosen_rates['full']:g}" in text
-    runs = read_sheet(cell_path(ROOT / "results", "rotation-30", 10)).runs
-    drawn = sorted(
-        (run["accuracy"], run["lr"])
-        for name, run in runs.items()
-        if name.startswith("full-default")
-    )
-    assert f"at a rate of {drawn[0][1]:g}, at {100 * drawn[0][0]:.2f} %" in text
-    low, high = (f"{100 * drawn[i][0]:.0f}" for i in (1, -1))
-    assert f"four of five draws are at {low} to {high} %" in text
+    best = min(fixed, key=lambda rate: fmean(fixed[rate]))
+    lost = fixed[best]
+    assert f"one rate for all cells, {best:g}, {fmean(lost):.2f} and {max(lost):.2f}" in text
+    own = [
+        run
+        for cell in rates
+        for name, run in runs_of_cell(cell).items()
+        if name.startswith(OURS_UNTUNED)
+    ]
+    assert all(run["finite"] for run in own)
+    low, high = (find(run["lr"] for run in own) for find in (min, max))
+    assert f"It lay between {low:g} and {high:g}" in text
+
+
+def runs_of_cell(cell):
+    return read_sheet(cell_path(ROOT / "results", cell.change, cell.labels)).runs
 
 
 def runs_of(study):
