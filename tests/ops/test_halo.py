@@ -95,6 +95,18 @@ def test_they_are_tried_once_and_not_while_a_graph_is_captured(monkeypatch):
     assert len(tried) == 1
 
 
+@pytest.mark.usefixtures("switched")
+def test_a_traced_program_takes_what_was_tried_before(monkeypatch):
+    def taken(x):
+        return x + 1 if trial.predictor_fault(x, 64, 64) is None else x - 1
+
+    x, compiled = maps(64), torch.compile(taken, backend="eager", fullgraph=True)
+    assert compiled(x).eq(-1).all()
+    monkeypatch.setattr(trial, "find_predictor_fault", lambda *_: None)
+    assert taken(x).eq(1).all()
+    assert compiled(x).eq(1).all()
+
+
 def zero_output():
     weight, m = torch.zeros(32, 64, 3, 3, dtype=HALF), torch.zeros(1, 9, 4, 5)
     return similarity_conv2d(maps(64), weight, m, padding=1, backend="halo")
