@@ -151,7 +151,9 @@ class LayerTask(NamedTuple):
         across = columns * needs[1] + needs[3]
         blocks = task.blocks(across)
         parts = [
-            x.new_empty(blocks, weight.shape[0], 9, x.shape[1], dtype=torch.float32) if need else None
+            x.new_empty(blocks, weight.shape[0], 9, x.shape[1], dtype=torch.float32)
+            if need
+            else None
             for weight, need in zip((self.weight, self.first), wanted, strict=True)
         ]
         most = max(rows for rows, need in zip(high, wanted, strict=True) if need)
