@@ -4,7 +4,8 @@
 
 Lines of JSON, for each shape first what the trial found, then microseconds of each pass: graphs of
 calls that alternate between three sets of operands, beside Triton's kernels and torch's convolution
-(cuDNN, tuned), then those of a layer with its predictor. Wrong kernels are not timed.
+(cuDNN, tuned), then those of a layer with its predictor, whole and kernel by kernel. Wrong kernels
+are not timed.
 """
 
 import json
@@ -15,6 +16,7 @@ from functools import partial
 from itertools import cycle
 from math import prod
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ import neural_similarity as ns
 from benchmarks.measure import Clock
 from benchmarks.replays import CALLS, clock_of
 from neural_similarity.ops import use_halo
-from neural_similarity.ops.halo import WINDOW, Halo, declines_operands
+from neural_similarity.ops.halo import WINDOW, Halo, declines_operands, launch
 from neural_similarity.ops.operands import Gradients, Operands
 from neural_similarity.ops.triton import Triton
 
@@ -35,6 +37,7 @@ SHAPES: list[Shape] = [
     (128, 128, 16, False), (128, 128, 16, True), (256, 256, 8, False), (64, 64, 14, False),
 ]  # fmt: skip
 """The first two are those of the table in docs/gpu.md."""
+LAYERS = [SHAPES[0], SHAPES[2], SHAPES[3]]
 SETS, REPLAYS = 3, 5
 GRADIENTS = {
     "gradients of x and M": (True, False, True),
@@ -100,22 +103,58 @@ def measured_rows(
 
 
 def layer_rows(device: torch.device, clock: Clock) -> Iterator[dict[str, Any]]:
-    """The times of a layer of the first shape, by its parts in Triton and by the halo kernels."""
-    channels, outputs, size, _ = SHAPES[0]
+    """The times of layers, by their parts in Triton, also in NCHW, and by the halo kernels."""
+    for shape in LAYERS:
+        yield from _rows_of_layer(shape, device, clock)
+
+
+def _rows_of_layer(shape: Shape, device: torch.device, clock: Clock) -> Iterator[dict[str, Any]]:
+    channels, outputs, size, _ = shape
     layer = ns.Conv2d(channels, outputs, 3, padding=1, similarity="dynamic-diagonal")
     plain = nn.Conv2d(channels, outputs, 3, padding=1)
     x = torch.randn(128, channels, size, size, device=device, dtype=torch.bfloat16)
-    x = x.to(memory_format=torch.channels_last).requires_grad_()
-    for name, module, on in (
-        ("nn.Conv2d", plain, False),
-        ("triton", layer, False),
-        ("halo", layer, True),
+    last, first = torch.channels_last, torch.contiguous_format
+    for name, module, layout, on in (
+        ("nn.Conv2d", plain, last, False),
+        ("triton, NCHW", layer, first, False),
+        ("triton", layer, last, False),
+        ("halo", layer, last, True),
     ):
         use_halo(on)
-        module.to(device, torch.bfloat16, memory_format=torch.channels_last)
-        calls = {"forward": partial(module, x), "with backward": partial(_differentiate, module, x)}
+        module.to(device, torch.bfloat16, memory_format=layout)
+        maps = x.to(memory_format=layout).requires_grad_()
+        calls = {
+            "forward": partial(module, maps),
+            "with backward": partial(_differentiate, module, maps),
+        }
         times = {part: round(clock(call, CALLS * REPLAYS) * 1e6, 1) for part, call in calls.items()}
         yield {"layer": (channels, outputs, size), "way": name, "µs": times}
+
+
+def kernel_rows(device: torch.device, clock: Clock) -> Iterator[dict[str, Any]]:
+    """The times of each kernel of the layer of the first shape, alone."""
+    channels, outputs, size, _ = SHAPES[0]
+    layer = ns.Conv2d(channels, outputs, 3, padding=1, bias=False, similarity="dynamic-diagonal")
+    layer.to(device, torch.bfloat16, memory_format=torch.channels_last)
+    inputs = torch.randn(SETS, 128, channels, size, size, device=device, dtype=torch.bfloat16)
+    maps = [x.to(memory_format=torch.channels_last).requires_grad_() for x in inputs]
+    for launches in zip(*(recorded_launches(layer, x) for x in maps), strict=True):
+        turns = cycle(launches)
+        seconds = clock(lambda turns=turns: launch.launch_kernel(*next(turns)), CALLS * REPLAYS)
+        yield {"kernel": launches[0][0], "µs": round(seconds * 1e6, 1)}
+
+
+def recorded_launches(module: nn.Module, x: Tensor) -> list[tuple[Any, ...]]:
+    """The kernels that forward and backward launch, with their arguments."""
+    launches, launch_kernel = [], launch.launch_kernel
+
+    def note(*words: Any) -> None:
+        launches.append(words)
+        launch_kernel(*words)
+
+    with patch.object(launch, "launch_kernel", note):
+        _differentiate(module, x)
+    return launches
 
 
 def _differentiate(module: nn.Module, x: Tensor) -> None:
@@ -133,6 +172,7 @@ def main() -> int:
     for shape in SHAPES:
         _write_rows(measured_rows(shape, 128, device, clock_of(device)))
     _write_rows(layer_rows(device, clock_of(device)))
+    _write_rows(kernel_rows(device, clock_of(device)))
     return 0
 
 

@@ -109,11 +109,27 @@ def test_networks_of_other_outputs(page, tmp_path, monkeypatch):
 
 
 def test_a_loop_on_a_gpu():
-    names = run("docs/how-to/gpu.md")
+    names = run("docs/how-to/gpu.md", slice(1))
     gains = [layer.similarity.gain for layer in names["network"].modules() if is_dynamic(layer)]
     assert len(gains) == 19
     assert all(gain.any() for gain in gains)
     assert names["loss"].isfinite()
+
+
+@pytest.mark.long
+def test_a_converted_network_is_compiled_without_breaks(monkeypatch):
+    """By torch's tracer and without its C++ compiler, which would take minutes."""
+    compiled, modes = torch.compile, []
+
+    def traced(network, *, mode, fullgraph):
+        modes.append(mode)
+        return compiled(network, backend="aot_eager", fullgraph=fullgraph)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", traced)
+    names = run("docs/how-to/gpu.md")
+    assert modes == ["reduce-overhead"]
+    assert all(parameter.grad is not None for parameter in names["network"].parameters())
 
 
 def is_dynamic(layer):

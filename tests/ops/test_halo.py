@@ -11,7 +11,7 @@ from on_gpu import on_gpu
 from problems import Problem
 
 from neural_similarity.functional import similarity_conv2d
-from neural_similarity.ops import declines, halo, use_halo
+from neural_similarity.ops import declines, halo, layer, use_halo
 from neural_similarity.ops.halo import FUSED_SIZES, SIZES, WINDOW, compiling, launch, trial
 from neural_similarity.ops.operands import Operands
 
@@ -93,6 +93,18 @@ def test_they_are_tried_once_and_not_while_a_graph_is_captured(monkeypatch):
     for capturing[0] in (False, True):
         assert halo.declines_operands(operands()) == "wrong"
     assert len(tried) == 1
+
+
+@pytest.mark.usefixtures("switched")
+def test_a_traced_program_takes_what_was_tried_before(monkeypatch):
+    def taken(x):
+        return x + 1 if trial.predictor_fault(x, 64, 64) is None else x - 1
+
+    x, compiled = maps(64), torch.compile(taken, backend="eager", fullgraph=True)
+    assert compiled(x).eq(-1).all()
+    monkeypatch.setattr(trial, "find_predictor_fault", lambda *_: None)
+    assert taken(x).eq(1).all()
+    assert compiled(x).eq(1).all()
 
 
 def zero_output():
@@ -208,7 +220,29 @@ def test_the_script_of_the_first_contact_times_every_way(monkeypatch):
 
 def test_the_script_of_the_first_contact_times_a_layer(monkeypatch):
     monkeypatch.setattr(halo, "_SWITCH", {"on": False})
-    monkeypatch.setattr(halo_first_contact, "SHAPES", [(4, 6, 5, False)])
+    monkeypatch.setattr(halo_first_contact, "LAYERS", [(4, 6, 5, False)])
     rows = halo_first_contact.layer_rows(torch.device("cpu"), lambda call, _: call() is None)
-    assert [row["way"] for row in rows] == ["nn.Conv2d", "triton", "halo"]
+    assert [row["way"] for row in rows] == ["nn.Conv2d", "triton, NCHW", "triton", "halo"]
     assert halo._SWITCH["on"]
+
+
+@pytest.mark.usefixtures("taken")
+def test_the_script_of_the_first_contact_times_each_kernel_of_a_layer(monkeypatch):
+    launched = []
+    monkeypatch.setattr(layer, "by_kernels", lambda _: True)
+    monkeypatch.setattr(launch, "launch_kernel", lambda *words: launched.append(words))
+    monkeypatch.setattr(halo_first_contact, "SHAPES", [(32, 32, 1, False)])
+
+    def clock(call, _repeats):
+        launched.clear()
+        for _ in range(4):
+            call()
+        addresses = [words[-1][0].data_ptr() for words in launched]
+        assert len({words[0] for words in launched}) == 1
+        assert len(set(addresses)) == halo_first_contact.SETS
+        assert addresses[0] == addresses[3]
+        return 1e-6
+
+    names = [row["kernel"] for row in halo_first_contact.kernel_rows(torch.device("cpu"), clock)]
+    assert sorted(names) == sorted(set(names))
+    assert len(names) == 7

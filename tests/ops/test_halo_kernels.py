@@ -1,7 +1,9 @@
 """The halo kernels, which no GPU has run, by an emulator and by a compiler."""
 
 import itertools
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -283,7 +285,7 @@ def launched_definitions(name, channels, outputs, dtype, monkeypatch):
     for full in (False, True):
         given, grad = trial.trial_operands(cpu, channels, outputs, dtype, full)
         trial.kernel_results(launch.KernelTask(given, 2), grad)
-    for hidden in FUSED_SIZES if channels in FUSED_SIZES else ():
+    for hidden in FUSED_SIZES[::-1] if channels in FUSED_SIZES else ():
         task, grad = trial.predictor_task(cpu, channels, outputs, dtype, hidden)
         for gain in (task.gain, task.gain.to(dtype)):
             trial.predictor_results(task._replace(gain=gain), grad)
@@ -301,6 +303,23 @@ def check_resources(name, code, folder):
     assert used["REG"] * launch.WARPGROUP * launch.WARPGROUPS[name] <= REGISTERS
 
 
+TAPS_OF_LOOPS = {
+    **dict.fromkeys(("forward", "gradients", "hidden", "predicted", "input_gradient"), 9),
+    **{"weight_gradient": 3, "layer_weight_gradients": 3, "hidden_gradient": 1},
+}
+"""The kernel taps of a turn of the longest loop, where the page tells of one."""
+
+
+def check_page(name, lengths, registers):
+    """The row of a kernel in docs/gpu.md has the compiler's numbers."""
+    page = Path(__file__).parents[2] / "docs/gpu.md"
+    (row,) = re.findall(rf"^\| `{name}\.cu` \|(.*)\|$", page.read_text("utf-8"), re.MULTILINE)
+    _, instructions, shown, warpgroups = row.replace(",", "").split(" | ")
+    assert (int(shown), int(warpgroups)) == (registers, launch.WARPGROUPS[name])
+    if name in TAPS_OF_LOOPS:
+        assert int(instructions.split()[0]) == round(lengths[-1] / TAPS_OF_LOOPS[name])
+
+
 @needs_nvrtc
 @pytest.mark.long
 @pytest.mark.parametrize("name", launch.WARPGROUPS)
@@ -314,6 +333,7 @@ def test_kernels_compile_for_hopper_into_few_instructions(name, tmp_path, monkey
                 lengths = sorted(loop_lengths(code, tmp_path, "MMA|FFMA"))
                 for length, most in zip(lengths, INSTRUCTIONS[name], strict=False):
                     assert length <= most
+                check_page(name, lengths, resource_usage(code, tmp_path)["REG"])
 
 
 @needs_nvrtc

@@ -1,6 +1,7 @@
 """A layer with its predictor by halo kernels, two forward and five backward, in an emulator."""
 
 import re
+import sys
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import neural_similarity as ns
 from neural_similarity.nn.standard import standard_parts
 from neural_similarity.ops import halo, layer
-from neural_similarity.ops.halo import launch, trial
+from neural_similarity.ops.halo import driver, launch, trial
 from neural_similarity.ops.operands import Operands
 
 HALF = torch.bfloat16
@@ -170,6 +171,25 @@ def test_a_layer_is_two_launches_forward_and_at_most_seven_backward(bias, kernel
     assert backward == [*BACKWARD, *["aten::sum"] * bias]
     assert len(backward) <= 7
     assert moved_bytes <= 280e6
+
+
+@pytest.mark.usefixtures("taken")
+def test_python_calls(monkeypatch):
+    """What the host does in a layer's step, with a driver that does nothing."""
+    found = []
+    for name in ("_load_context", "_load_function", "_call_driver"):
+        monkeypatch.setattr(driver, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(layer, "by_kernels", lambda _: True)
+    conv, (x, grad) = similarity_layer(32, 32), inputs(32, 32, (4, 5))
+    results(conv, x, grad)
+    sys.setprofile(lambda frame, event, _: found.append(frame) if event == "call" else None)
+    try:
+        results(conv, x, grad)
+    finally:
+        sys.setprofile(None)
+    own = [frame for frame in found if "neural_similarity" in frame.f_code.co_filename]
+    assert len(own) <= 246
 
 
 @pytest.mark.parametrize("half_gain", [False, True])

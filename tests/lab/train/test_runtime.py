@@ -6,7 +6,10 @@ from tiny_images import TINY, make_images
 from tiny_images import tiny as tiny
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
 
+from benchmarks.case import Case
+from benchmarks.compare import Entrant, compare
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.session import train
 from neural_similarity.lab.train import predict_logits, runtime
@@ -73,6 +76,28 @@ def test_a_convolution_is_timed_with_the_threads_of_the_run(dtype, monkeypatch):
     assert runtime._convolution_seconds(dtype, count) > 0
     runtime._convolution_seconds.cache_clear()
     assert set(told) == {(dtype, dtype, count)}
+
+
+def is_tuning():
+    return torch.backends.cudnn.benchmark
+
+
+@pytest.mark.usefixtures("tiny")
+def test_training_and_benchmarks_let_cudnn_tune(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    told = []
+    hook = register_module_forward_pre_hook(lambda *_: told.append(is_tuning()))
+    with hook:
+        train(TINY, out=tmp_path / "run", device="cpu")
+    assert told
+    assert all(told)
+    timed = []
+    seconds = {"forward": lambda: timed.append(is_tuning())}
+    one = Entrant(name="one", errors=lambda: {torch.float32: 0.0}, calls=seconds)
+    compare({}, [one], Case(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=2, rounds=3))
+    assert timed
+    assert all(timed)
+    assert not is_tuning()
 
 
 @pytest.mark.usefixtures("tiny")

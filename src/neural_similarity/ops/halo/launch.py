@@ -1,7 +1,7 @@
 """Launching the kernels: operands in their order, sizes of shared memory, grids."""
 
 from collections.abc import Sequence
-from math import prod
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -136,7 +136,7 @@ class KernelTask(NamedTuple):
 
     def _channels(self, name: str) -> tuple[int, int]:
         """Those that are summed over, and those of the result."""
-        channels, outputs = self.given.x.shape[1], len(self.given.weight)
+        channels, outputs = self.given.x.shape[1], self.given.weight.shape[0]
         backwards = name.endswith(("gradient", "gradients"))
         return (outputs, channels) if backwards else (channels, outputs)
 
@@ -178,8 +178,8 @@ class KernelTask(NamedTuple):
         *numbers: float,
     ) -> None:
         """A kernel with these operands, the sizes of x, and numbers."""
-        images, _, *size = self.given.x.shape
-        arguments: tuple[Argument, ...] = (*operands, images, *size, *numbers)
+        images, _, height, width = self.given.x.shape
+        arguments: tuple[Argument, ...] = (*operands, images, height, width, *numbers)
         self.launch_bare(name, grid, shared_bytes, arguments)
 
     def launch_bare(
@@ -187,14 +187,14 @@ class KernelTask(NamedTuple):
     ) -> None:
         """A kernel with no other arguments."""
         x, weight, *_ = self.given
-        own = kernel_definitions(name, x.shape[1], len(weight), x.dtype)
+        own = kernel_definitions(name, x.shape[1], weight.shape[0], x.dtype)
         threads = WARPGROUP * WARPGROUPS[name]
         launch_kernel(name, own + self.definitions, grid, threads, shared_bytes, arguments)
 
     def blocks(self, across: int, tiles: int = 1) -> int:
         """The number of blocks along the first axis, each of so many tiles at a time."""
-        sides = (-(-side // TILE) for side in self.given.x.shape[2:])
-        most = -(-len(self.given.x) * prod(sides) // tiles)
+        images, _, height, width = self.given.x.shape
+        most = -(-images * -(-height // TILE) * -(-width // TILE) // tiles)
         return max(1, min(most, self.multiprocessors // across))
 
 
@@ -204,6 +204,7 @@ def make_task(given: Operands) -> KernelTask:
     return KernelTask(given, device.multi_processor_count)
 
 
+@cache
 def kernel_definitions(
     name: str, channels: int, outputs: int, dtype: torch.dtype
 ) -> tuple[str, ...]:

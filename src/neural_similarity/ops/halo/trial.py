@@ -34,6 +34,8 @@ def predictor_fault(x: Tensor, outputs: int, hidden: int) -> str | None:
 
 def _known_fault(kind: str, *key: Any) -> str | None:
     if (kind, *key) not in _FAULTS:
+        if torch.compiler.is_compiling():
+            return "they are untried here, and a program is being traced"
         if torch.cuda.is_current_stream_capturing():
             return "they are untried here, and a graph is being captured"
         find = find_fault if kind == "operator" else find_predictor_fault

@@ -60,7 +60,7 @@ class LayerTask(NamedTuple):
 
     def _write_output(self, hidden: Tensor, y: Tensor, raw: Tensor) -> None:
         """What the hidden map predicts, and y for the M that follows from it."""
-        own = 2 * (len(self.first) // 8 * CHUNK + M_BYTES["tile"])
+        own = 2 * (self.first.shape[0] // 8 * CHUNK + M_BYTES["tile"])
         maps, last = pixels_first(hidden), filters_first(self.last)
         given = pixels_first(self.x), filters_first(self.weight), maps, last, self.last_bias
         bias = self.bias if self.bias is None else aligned(self.bias)
@@ -73,7 +73,7 @@ class LayerTask(NamedTuple):
             return self.x.new_empty(n, *size, channels, dtype=dtype).movedim(-1, 1)
 
         narrow, wide = self.x.dtype, torch.float32
-        sizes = len(self.weight), len(self.first)
+        sizes = self.weight.shape[0], self.first.shape[0]
         return maps(sizes[0], narrow), maps(sizes[1], narrow), maps(9, wide), maps(1, wide)
 
     def backward(
@@ -143,14 +143,17 @@ class LayerTask(NamedTuple):
         self, grad: Tensor, of_hidden: Tensor | None, raw: Tensor, needs: Sequence[bool]
     ) -> list[Tensor | None]:
         """Parts (blocks, o, 9, c) of the gradients of W and W₁, those that are needed."""
-        x, task, columns = self.x, self._task(), max(1, len(self.weight) // MOST_COLUMNS)
-        wanted, high = (needs[1], needs[3]), (min(len(self.weight), MOST_COLUMNS), len(self.first))
+        x, task, outputs = self.x, self._task(), self.weight.shape[0]
+        columns = max(1, outputs // MOST_COLUMNS)
+        wanted, high = (needs[1], needs[3]), (min(outputs, MOST_COLUMNS), self.first.shape[0])
         if not any(wanted):
             return [None, None]
         across = columns * needs[1] + needs[3]
         blocks = task.blocks(across)
         parts = [
-            x.new_empty(blocks, len(weight), 9, x.shape[1], dtype=torch.float32) if need else None
+            x.new_empty(blocks, weight.shape[0], 9, x.shape[1], dtype=torch.float32)
+            if need
+            else None
             for weight, need in zip((self.weight, self.first), wanted, strict=True)
         ]
         most = max(rows for rows, need in zip(high, wanted, strict=True) if need)
@@ -165,8 +168,8 @@ class LayerTask(NamedTuple):
         if not any(part is not None for part in parts):
             return
         counts = [0 if part is None else len(part) for part in parts]
-        numbers = 9 * self.x.shape[1] * (len(self.weight) + len(self.first))
-        numbers += 81 * len(self.first) + 18
+        numbers = 9 * self.x.shape[1] * (self.weight.shape[0] + self.first.shape[0])
+        numbers += 81 * self.first.shape[0] + 18
         grid = -(-numbers // (WARPGROUP * WARPGROUPS["weight_sums"])), 1
         dense = (one.movedim(1, -1) for one in (results.weight, results.first, results.last))
         operands = *parts, *dense, results.last_bias, results.gain
@@ -175,7 +178,7 @@ class LayerTask(NamedTuple):
     def _task(self) -> KernelTask:
         """The kernels compiled for the whole layer."""
         narrow = () if self.gain.dtype == torch.float32 else ("NARROW_GAINS",)
-        definitions = "PREDICTED", f"HIDDEN={len(self.first)}", *narrow
+        definitions = "PREDICTED", f"HIDDEN={self.first.shape[0]}", *narrow
         given = Operands(self.x, self.weight, self.x, WINDOW, 1)
         return KernelTask(given, self.multiprocessors, definitions)
 
@@ -185,7 +188,7 @@ class LayerTask(NamedTuple):
 
     def _last_bytes(self) -> int:
         """Of the second convolution's weights in shared memory."""
-        return 9 * len(self.first) * _LAST_FILTERS * 2
+        return 9 * self.first.shape[0] * _LAST_FILTERS * 2
 
 
 def make_task(x: Tensor, *others: Any) -> LayerTask:
