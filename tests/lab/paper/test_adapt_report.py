@@ -21,7 +21,7 @@ from neural_similarity.lab.paper.adapt_report import (
     read_map,
     read_map_rates,
 )
-from neural_similarity.lab.paper.adapt_runs import Sheet, cell_path, rates_path
+from neural_similarity.lab.paper.adapt_runs import Sheet, cell_path, rates_path, read_sheet
 from neural_similarity.lab.train import pack_correct
 from neural_similarity.lab.train.statistics import by_seed_and_image, holm
 
@@ -91,6 +91,12 @@ def test_cells_of_two_draws_or_of_rates_that_were_not_chosen_are_not_shown(resul
     write_cell(results, draws=(1, 2))
     assert read_map(results) == []
     write_cell(results, rate=0.03)
+    assert read_map(results) == []
+    write_cell(results)
+    assert len(read_map(results)) == 1
+    rates = read_sheet(rates_path(results, 10))
+    del rates.runs["oft 0.003 blur-1.5 11"]  # As where the choice was stopped.
+    rates.write()
     assert read_map(results) == []
 
 

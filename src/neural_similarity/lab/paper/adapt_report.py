@@ -23,7 +23,7 @@ from neural_similarity.lab.paper.adapt_map import (
     rate_trials,
 )
 from neural_similarity.lab.paper.adapt_runs import cell_path, rates_path, read_sheet
-from neural_similarity.lab.paper.markdown import deviation_text, interval_text
+from neural_similarity.lab.paper.markdown import MINUS, deviation_text, interval_text
 from neural_similarity.lab.paper.verdicts import LEVEL
 from neural_similarity.lab.recipes.adaptation import WAYS
 from neural_similarity.lab.train.scoring import unpack_correct
@@ -98,6 +98,8 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
     if sheet is None or not (rated := rates_path(results, labels, sheet.statistics)).exists():
         return None
     runs, rates = sheet.runs, read_sheet(rated).chosen_rates
+    if not {*MAP_WAYS} <= {*rates, *FIXED_RATES}:
+        return None
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for trial in cell_trials(change, rates):
         found.setdefault(trial.way, {})
@@ -230,7 +232,8 @@ def _rates_to_markdown(rates: Sequence[RateReport]) -> str:
         (
             f"{CHANGES[cell.change]}, {cell.labels} labels",
             *(f"{accuracy:.2f}" for accuracy in cell.accuracies.values()),
-            *(f"{value:.2f}" for value in (cell.by_curvature, cell.lowest, cell.lost)),
+            *(f"{value:.2f}" for value in (cell.by_curvature, cell.lowest)),
+            f"{cell.lost:.2f}".replace("-", MINUS),
         )
         for cell in rates
     )

@@ -66,9 +66,12 @@ class Sheet:
 
     @property
     def chosen_rates(self) -> dict[str, float]:
-        """The rate of every way, where these runs chose it."""
-        trained = (way for way in MAP_WAYS if way not in FIXED_RATES)
-        return {way: chosen_rate(way, self.accuracies) for way in trained}
+        """The rate of every way that these runs chose."""
+        return {
+            way: chosen_rate(way, self.accuracies)
+            for way in MAP_WAYS
+            if way not in FIXED_RATES and not missing_trials(way, self.accuracies)
+        }
 
     @property
     def statistics(self) -> Statistics:

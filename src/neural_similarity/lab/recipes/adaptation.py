@@ -157,7 +157,9 @@ def _family(title: str, *groups: str) -> Family:
     return title, {name: entry for group in groups for name, entry in GROUPS[group].items()}
 
 
-ADAPT = {"adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe(lr=0.0))}
+ADAPT = {
+    "adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe(lr=0.0))
+}
 ADAPTATION: dict[str, Family] = {
     "adapt": ("adaptation of a pretrained network to images of yours", ADAPT),
     "signs": _family(
