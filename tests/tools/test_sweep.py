@@ -3,7 +3,7 @@
 import pytest
 
 timm = pytest.importorskip("timm")
-sweep = pytest.importorskip("sweep")
+sweep, export_times = pytest.importorskip("sweep"), pytest.importorskip("export_times")
 
 
 @pytest.mark.slow
@@ -20,3 +20,10 @@ def test_the_page_shows_the_record():
     assert set(rows) <= set(timm.list_modules())
     assert sweep.table_of(rows) in sweep.PAGE.read_text("utf-8")
     assert not [family for family, row in rows.items() if row["error"]]
+
+
+def test_an_export_takes_less_than_a_minute():
+    rows = sweep.read_rows(export_times.RECORD)
+    assert rows
+    assert all(row["cpu"] < 60 for row in rows.values())
+    assert export_times.table_of(rows) in sweep.PAGE.read_text("utf-8")
