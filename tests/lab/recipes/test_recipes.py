@@ -123,6 +123,10 @@ def test_recipes_train_differently():
     assert len({RECIPES[name] for name in names}) == len(names)
 
 
+def test_adapt_alone_finds_its_own_rate():
+    assert [name for name, recipe in RECIPES.items() if not getattr(recipe, "lr", 1)] == ["adapt"]
+
+
 def test_every_row_of_every_table_has_its_recipe():
     assert not [row for table in TABLES.values() for row in table.all_rows if not row.has_recipe]
     assert {row.recipe for row in TABLES["1-cifar100"].all_rows} <= CIFAR.keys()
