@@ -143,7 +143,10 @@ def test_a_gpu_makes_the_same_batches(padding):
         (lambda: batches().at(-1), "`step` must not be negative, got -1"),
         (lambda: batches(size=0), f"a batch of 0 from {COUNT} images"),
         (lambda: batches(size=COUNT + 1), f"a batch of {COUNT + 1} from {COUNT} images"),
-        (lambda: batches(preprocess=Preprocess.raw_values(1)), r"uint8 tensor \(n, 1, h, w\), got"),
+        (
+            lambda: batches(preprocess=Preprocess.raw_values(1)),
+            r"uint8 or int32 tensor \(n, 1, h, w\), got",
+        ),
     ],
 )
 def test_errors(make, message):
@@ -231,7 +234,7 @@ def test_no_images_are_no_error():
 
 @pytest.mark.parametrize("wrong", [pixels(1), pixels().float(), pixels()[0]])
 def test_refuses_other_inputs(wrong):
-    with pytest.raises(ValueError, match=r"`pixels` must be a uint8 tensor \(n, 3, h, w\), got"):
+    with pytest.raises(ValueError, match=r"a uint8 or int32 tensor \(n, 3, h, w\), got"):
         Preprocess.raw_values(3)(wrong)
 
 

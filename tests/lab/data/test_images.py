@@ -30,7 +30,7 @@ def test_subset_keeps_the_order_that_is_asked_for():
     ids=["float", "three axes", "strided"],
 )
 def test_pixels_are_contiguous_bytes_of_four_axes(pixels):
-    with pytest.raises(ValueError, match="`pixels` must be a contiguous uint8 tensor"):
+    with pytest.raises(ValueError, match="`pixels` must be a contiguous uint8 or int32 tensor"):
         Images(pixels, torch.zeros(2, dtype=torch.int64), ("a",))
 
 

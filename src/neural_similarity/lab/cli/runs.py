@@ -16,7 +16,9 @@ from neural_similarity.lab.cli.commands import print_line, say_json
 from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.data.decoding import read_centre, read_header, read_pixels
+from neural_similarity.lab.data.deep import Depth
 from neural_similarity.lab.data.listing import image_files
+from neural_similarity.lab.data.transforms import join_pixels
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.tasks import TASKS, command_task, task_of
 from neural_similarity.lab.tasks.classification import (
@@ -127,7 +129,7 @@ def predict(args: Sequence[str]) -> int:
         images = _readable_images(paths, run)
         failed += len(paths) - len(images)
         if images:
-            pixels = torch.stack(list(images.values()))
+            pixels = join_pixels([*images.values()])
             logits = training.predict_logits(model, pixels, run.preprocess, runtime)
             for path, row in zip(images, logits.softmax(1), strict=True):
                 print_line(f"{one_line(str(path))}: {_likeliest_classes(row, run.classes)}")
@@ -165,7 +167,7 @@ def inspect(args: Sequence[str]) -> int:
     runtime, model = _load_with_runtime(run, options)
     pixels = dataset.train.head(PICTURED)
     if options.images:
-        pixels = torch.stack([_read_image(path, run) for path in options.images])
+        pixels = join_pixels([_read_image(path, run) for path in options.images])
     paths = draw_similarities(run, runtime.place_model(model), pixels, options.out or run.plots)
     for path in paths:
         print_line(str(path))
@@ -212,6 +214,10 @@ def _read_image(path: Path, run: Run) -> Tensor:
     """Pixels (channels, height, width) as the run's network takes them."""
     if run.recipe.dataset == "imagenet":
         return torch.tensor(read_centre(path, run.image_size)).permute(2, 0, 1)
-    mode, size = "L" if run.channels == 1 else "RGB", (run.image_size, run.image_size)
-    read_header(path)  # It refuses what is not an image, or of more than 8 bits a channel.
-    return torch.tensor(read_pixels(path, mode, size))
+    mode, size = read_header(path).mode, (run.image_size, run.image_size)
+    if not isinstance(mode, Depth) and run.channels in (1, 3):
+        mode = "L" if run.channels == 1 else "RGB"
+    pixels = torch.tensor(read_pixels(path, mode, size))
+    if len(pixels) not in (1, run.channels):
+        raise ValueError(f"{path} must have {run.channels} channels, got {len(pixels)}")
+    return pixels.expand(run.channels, -1, -1)

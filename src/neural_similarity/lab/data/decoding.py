@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from neural_similarity.files import open_file
+from neural_similarity.lab.data.deep import DeepImage, Depth, deep_grey, deep_tiff
 from neural_similarity.lab.data.files import ProgressCallback
 
 CENTRE = 224 / 256
@@ -37,10 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Header:
-    """An image before its pixels are read: "L" or "RGB", and (width, height) as displayed."""
+    """An image before its pixels are read: "L", "RGB" or deep, and (width, height) as displayed."""
 
     path: Path
-    mode: str
+    mode: str | Depth
     size: tuple[int, int]
 
 
@@ -53,32 +54,44 @@ def read_header(path: Path) -> Header:
         width, height = image.size
         return Header(path, mode, (height, width) if turned else (width, height))
 
-    return _open_image(path, header_of)
+    return _open_image(path, header_of, lambda image: Header(path, image.depth, image.size))
 
 
-def read_pixels(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray:
-    """Pixels, uint8 (c, h, w), of an image that is resized and cropped to (width, height) `size`.
+def read_pixels(path: Path, mode: str | Depth, size: tuple[int, int]) -> np.ndarray:
+    """Pixels (c, h, w) of an image that is resized and cropped to (width, height) `size`.
 
-    The image keeps its aspect: it is made as small as covers `size`, and its centre is kept.
+    The image keeps its aspect: it is made as small as covers `size`, and its centre is kept. They
+    are uint8, or int32 from 0 to 65535 for a mode of 16 bits.
 
     Raises:
-        ValueError: the file is not an image, or is damaged, or its pixels have more than 8 bits.
+        ValueError: the file is not an image, or is damaged, or is deep and of another mode.
     """
-    pixels = _open_image(
-        path, lambda image: np.asarray(_cover_size(_show_upright(image, mode), size))
-    )
+
+    def pixels_of(image: Image.Image) -> np.ndarray:
+        if isinstance(mode, Depth):
+            raise ValueError(f"it has the mode {image.mode}, not {mode} as the others")
+        return np.asarray(_cover_size(_show_upright(image, mode), size))
+
+    def deep_pixels(image: DeepImage) -> np.ndarray:
+        if image.depth != mode:
+            raise ValueError(f"it has {image.depth}, the others have the mode {mode}")
+        return _cover_channels(image, size)
+
+    pixels = _open_image(path, pixels_of, deep_pixels)
     return pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
 
 
 def read_all_pixels(
     paths: Sequence[Path],
-    mode: str,
+    mode: str | Depth,
     size: tuple[int, int],
     progress: ProgressCallback | None = None,
 ) -> Tensor:
-    """Pixels, uint8 (n, c, h, w), of all `paths`, each as `read_pixels` gives it."""
+    """Pixels (n, c, h, w) of all `paths`, each as `read_pixels` gives it."""
     width, height = size
-    pixels = np.empty((len(paths), 1 if mode == "L" else 3, height, width), np.uint8)
+    channels, bits = mode if isinstance(mode, Depth) else (1 if mode == "L" else 3, 8)
+    dtype = np.uint8 if bits == 8 else np.int32
+    pixels = np.empty((len(paths), channels, height, width), dtype)
     for index, path in enumerate(paths):
         pixels[index] = read_pixels(path, mode, size)
         if progress:
@@ -140,6 +153,13 @@ def _cover_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return resized.crop((left, top, left + size[0], top + size[1]))
 
 
+def _cover_channels(image: DeepImage, size: tuple[int, int]) -> np.ndarray:
+    """`_cover_size` of every channel of a deep image: (h, w, c), uint8 or int32."""
+    channels = np.moveaxis(image.read(), -1, 0).astype(np.float32)
+    covered = [_cover_size(Image.fromarray(channel), size) for channel in channels]
+    return np.rint(np.stack(covered, -1)).astype(np.uint8 if image.depth.bits == 8 else np.int32)
+
+
 def _check_resized(image: Image.Image, pixels: float) -> None:
     """Refuse a long, thin image, which would fill the memory when it is enlarged."""
     if pixels > MOST_PIXELS:
@@ -155,22 +175,35 @@ def _show_upright(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def _open_image(path: Path, work: Callable[[Image.Image], T]) -> T:
-    """The result of `work` on the first frame of an image file."""
+def _open_image(
+    path: Path,
+    work: Callable[[Image.Image], T],
+    work_deep: Callable[[DeepImage], T] | None = None,
+) -> T:
+    """The result of `work` on the first frame of an image file, or of `work_deep`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged metadata, and of sizes
-            with open_file(path) as file, Image.open(file, formats=FORMATS) as image:
-                if image.width * image.height > MOST_PIXELS:
-                    raise ValueError(
-                        f"it has {image.width}x{image.height} pixels, more than {MOST_PIXELS:,}"
-                    )
-                mode = image.mode
-                if not mode.startswith(("I", "F")):
-                    return work(image)
+            with open_file(path) as file:
+                if work_deep and (deep := deep_tiff(file)):
+                    _check_size(*deep.size)
+                    return work_deep(deep)
+                with Image.open(file, formats=FORMATS) as image:
+                    _check_size(*image.size)
+                    mode = image.mode
+                    if work_deep and mode.startswith("I;16"):
+                        return work_deep(deep_grey(image))
+                    if not mode.startswith(("I", "F")):
+                        return work(image)
     except Exception as error:  # decoders raise whatever a damaged file makes them stumble on
         raise ValueError(f"{path} must be an image, but cannot be read: {error}") from error
-    raise ValueError(f"{path} must have 8 bits per channel, got the mode {mode}")
+    limit = "8 or 16 bits per channel" if work_deep else "8 bits per channel"
+    raise ValueError(f"{path} must have {limit}, got the mode {mode}")
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise ValueError(f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}")
 
 
 def work_ahead(

@@ -34,7 +34,7 @@ class Images:
     """Images of one size with their classes.
 
     Args:
-        pixels: uint8 (n, c, h, w), contiguous.
+        pixels: uint8, or int32 for values of 16 bits, (n, c, h, w), contiguous.
         labels: int64 (n,), positions in `classes`.
         classes: the names of the classes.
 
@@ -48,9 +48,10 @@ class Images:
 
     def __post_init__(self) -> None:
         pixels, labels, count = self.pixels, self.labels, len(self.classes)
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or not pixels.is_contiguous():
+        known = pixels.dtype in (torch.uint8, torch.int32)
+        if not known or pixels.ndim != 4 or not pixels.is_contiguous():
             raise ValueError(
-                "`pixels` must be a contiguous uint8 tensor (n, c, h, w), got "
+                "`pixels` must be a contiguous uint8 or int32 tensor (n, c, h, w), got "
                 f"{pixels.dtype} of shape {tuple(pixels.shape)} and strides {pixels.stride()}"
             )
         if labels.dtype != torch.int64 or labels.shape != (len(pixels),):

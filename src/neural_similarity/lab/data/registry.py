@@ -10,6 +10,7 @@ from neural_similarity.choices import require_known
 from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
 from neural_similarity.lab.data.corruption import CORRUPTIONS, corrupt_dataset
 from neural_similarity.lab.data.decoding import Header, read_all_pixels, read_header
+from neural_similarity.lab.data.deep import Depth
 from neural_similarity.lab.data.images import Dataset, Images, ImageSet, class_labels, split_off
 from neural_similarity.lab.data.listing import (
     Listing,
@@ -98,7 +99,8 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
 
     Parts may have other names, see `part_folders`; where test is missing, val stands for it, and
     without either, a fifth of every class, always the same, becomes the test part. Images are
-    grey, one channel, if all of them are, and RGB otherwise.
+    grey, one channel, if all of them are, and RGB otherwise. Those of 16 bits or of more channels
+    than RGB must all be alike; they keep both.
 
     Args:
         root: the folder; it holds one folder for every class, or the parts that do.
@@ -119,7 +121,7 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
     if len(parts) == 2:
         check_classes(*parts)
     headers = [read_header(path) for part in parts for path in part.file_paths]
-    mode = "L" if all(header.mode == "L" for header in headers) else "RGB"
+    mode = _common_mode(headers)
     resized = not image_size and otherwise is not None and not _square_and_alike(headers)
     if resized:
         log.warning(
@@ -147,6 +149,24 @@ def _list_parts(root: Path) -> list[Listing]:
     return [list_images(folder) for folder in used]
 
 
+def _common_mode(headers: list[Header]) -> str | Depth:
+    modes = Counter(header.mode for header in headers)
+    deep = [mode for mode in modes if isinstance(mode, Depth)]
+    if not deep:
+        return "L" if set(modes) == {"L"} else "RGB"
+    for header in headers:
+        if header.mode != deep[0]:
+            raise ValueError(
+                f"all images must have {deep[0]}, as {modes[deep[0]]:,} of {len(headers):,} do, "
+                f"got {header.path} of {_describe_mode(header.mode)}"
+            )
+    return deep[0]
+
+
+def _describe_mode(mode: str | Depth) -> str:
+    return str(mode) if isinstance(mode, Depth) else f"8 bits, {mode}"
+
+
 def _square_and_alike(headers: list[Header]) -> bool:
     """Whether images are square and of one size."""
     sizes = {header.size for header in headers}
@@ -165,7 +185,7 @@ def _common_size(headers: list[Header]) -> tuple[int, int]:
     return size
 
 
-def _read_part(part: Listing, mode: str, size: tuple[int, int]) -> Images:
+def _read_part(part: Listing, mode: str | Depth, size: tuple[int, int]) -> Images:
     pixels = read_all_pixels(part.file_paths, mode, size)
     return Images(pixels, class_labels(part.class_sizes), part.class_names)
 

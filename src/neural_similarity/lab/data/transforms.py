@@ -16,6 +16,8 @@ AT_ONCE = 512
 """Images that are padded at a time, so that intermediate results stay small."""
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation that torchvision's networks are trained with."""
+DEEPER = 257
+"""The largest value of 16 bits, 65535, over that of 8 bits."""
 Inputs = Literal["normalized", "imagenet", "raw"]
 """The network's input: pixels normalised by the channels of the training images or by those of
 ImageNet, or raw (0 to 255)."""
@@ -115,7 +117,7 @@ def _pad_images(images: Tensor, augment: Augment) -> Tensor:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Standardise every channel: `(pixels / 255 - mean) / std`.
+    """Standardise every channel: `(pixels / 255 - mean) / std`, of 16 bits `pixels / 65535`.
 
     `dataclasses.asdict` gives plain numbers, and lists are taken back, so JSON can hold it. Both
     are of values between 0 and 1, a number a channel.
@@ -172,30 +174,44 @@ class Preprocess:
         return _as_column(scale, device), _as_column(shift, device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Float32 (n, c, h, w) from uint8 (n, c, h, w), in the same memory format."""
+        """Float32 (n, c, h, w) from uint8 or int32 (n, c, h, w), in the same memory format."""
         self.check_pixels(pixels)
         scale, shift = self.scale_and_shift(pixels.device)
         return standardise_pixels(pixels, scale, shift)
 
     def check_pixels(self, pixels: Tensor) -> None:
-        """Raise a ValueError unless `pixels` is uint8 (n, c, h, w) with our channels."""
-        channels = len(self.mean)
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != channels:
+        """Raise a ValueError unless `pixels` is uint8 or int32 (n, c, h, w) with our channels."""
+        channels, known = len(self.mean), pixels.dtype in (torch.uint8, torch.int32)
+        if not known or pixels.ndim != 4 or pixels.shape[1] != channels:
             raise ValueError(
-                f"`pixels` must be a uint8 tensor (n, {channels}, h, w), got {pixels.dtype} of "
-                f"shape {tuple(pixels.shape)}"
+                f"`pixels` must be a uint8 or int32 tensor (n, {channels}, h, w), got "
+                f"{pixels.dtype} of shape {tuple(pixels.shape)}"
             )
 
 
 def standardise_pixels(pixels: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """`scale * pixels + shift` in float32, in the memory format of `pixels` (n, c, h, w)."""
-    return pixels.to(torch.float32).mul_(scale).add_(shift)
+    """`scale * pixels + shift` in float32, in the memory format of `pixels` (n, c, h, w).
+
+    Of int32 pixels, with 16 bits, 65535 is what 255 is of uint8.
+    """
+    values = pixels.to(torch.float32)
+    if pixels.dtype == torch.int32:
+        values.div_(DEEPER)
+    return values.mul_(scale).add_(shift)
+
+
+def join_pixels(images: Sequence[Tensor]) -> Tensor:
+    """Images (c, h, w) as one tensor (n, c, h, w): int32, of 16 bits, where one of them is."""
+    if all(image.dtype == torch.uint8 for image in images):
+        return torch.stack(list(images))
+    return torch.stack([x.int() * DEEPER if x.dtype == torch.uint8 else x for x in images])
 
 
 def _mean_and_deviation(values: Tensor) -> tuple[float, float]:
-    """Mean and deviation of uint8 `values`, as multiples of 255: exact, from their histogram."""
-    counts = torch.bincount(values.flatten(), minlength=256).double()
-    levels = torch.arange(256, dtype=torch.float64) / 255
+    """Mean and deviation, as multiples of the largest value: exact, from their histogram."""
+    count = 256 if values.dtype == torch.uint8 else 256 * 256
+    counts = torch.bincount(values.flatten(), minlength=count).double()
+    levels = torch.arange(count, dtype=torch.float64) / (count - 1)
     mean = counts @ levels / counts.sum()
     variance = counts @ (levels - mean).square() / counts.sum()
     return mean.item(), variance.sqrt().item()

@@ -226,12 +226,21 @@ class AdaptationTask(ClassificationTask):
 
     @classmethod
     def load(cls, recipe: Any, root: str | Path, progress: ProgressCallback | None = None) -> Self:
-        """The task of a recipe, its images from `root` with the backbone's size and channels."""
+        """The task of a recipe, its images from `root` with the backbone's size and channels.
+
+        A network of timm takes the channels of the images if those are not grey, unless the recipe
+        has a number.
+        """
+        asked = recipe.channels
         if recipe.channels is None or (recipe.dataset in IN_PLACE and recipe.image_size is None):
             recipe = _resolve_backbone(recipe)
         if recipe.pretrained_source.is_run:  # The run may go on in another working directory.
             recipe = replace(recipe, backbone=str(Path(recipe.backbone).absolute()))
         task = super().load(recipe, root, progress)
+        have = task.images.shape[0]
+        if asked is None and have != 1 and recipe.pretrained_source.takes_any_channels:
+            recipe = replace(recipe, channels=have)
+            task = replace(task, recipe=replace(task.recipe, channels=have))
         train, test = (_with_channels(p, recipe) for p in (task.dataset.train, task.dataset.test))
         task = cls.of_dataset(task.recipe, replace(task.dataset, train=train, test=test))
         return task if recipe.lr or recipe.train == "nothing" else task.with_own_rate()
@@ -307,7 +316,8 @@ class AdaptationTask(ClassificationTask):
 
     def preprocess(self) -> Preprocess:
         usual = self.recipe.pretrained_source.usual_input(self.recipe).preprocess
-        return super().preprocess() if usual is None else usual
+        fits = usual is not None and len(usual.mean) == self.images.shape[0]
+        return usual if fits else super().preprocess()
 
     def finish_run(self, run: Run, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         scores = super().finish_run(run, state, runtime)

@@ -81,6 +81,11 @@ class Backbone:
         return self.word.startswith((TIMM, TORCHVISION))
 
     @property
+    def takes_any_channels(self) -> bool:
+        """Whether the network can be built for images of any number of channels."""
+        return self.word.startswith(TIMM) and self.weights is None
+
+    @property
     def _library_name(self) -> str:
         return self.word.partition(":")[2]
 
@@ -125,7 +130,8 @@ class Backbone:
             ValueError: there is no such network, file or run, or it takes other channels.
         """
         usual = self.usual_input(recipe)
-        if recipe.channels not in (None, usual.channels):
+        taken = self.takes_any_channels and (recipe.channels or 1) > 1
+        if recipe.channels not in (None, usual.channels) and not taken:
             raise ValueError(
                 f"`channels` must be {usual.channels}, as {self.word} takes, got {recipe.channels}"
             )
@@ -133,13 +139,16 @@ class Backbone:
         if not sized or (self.weights is None and self._is_named):
             return  # The data set the size, and downloaded weights fit their network.
         recipe = replace(recipe, **usual.fields)
-        sizes = {"in_channels": usual.channels, "image_size": recipe.image_size or usual.image_size}
+        channels = recipe.channels or usual.channels
+        sizes = {"in_channels": channels, "image_size": recipe.image_size or usual.image_size}
         with torch.random.fork_rng(devices=[]):
             replace(self, classifier="new").load_pretrained(recipe, ("one", "another"), **sizes)
 
     def plain_network(self, recipe: TrainingRecipe, classes: int, **sizes: int) -> nn.Module:
         if self.word.startswith(TIMM):
-            model = _timm_config(self.word).create_model(self._library_name, num_classes=classes)
+            model = _timm_config(self.word).create_model(
+                self._library_name, num_classes=classes, in_chans=sizes.get("in_channels", 3)
+            )
             _require_one_classifier(model, self.word, classes)
             # timm draws some classifiers by their number of classes: with few, logits are in the
             # tens.
@@ -163,7 +172,7 @@ class Backbone:
         model = self.plain_network(recipe, len(classes), **sizes)
         head = head_name(model)
         similar = self._copy_with_similarity(model, recipe)
-        state, same = self._state_to_load(similar, classes)
+        state, same = self._state_to_load(similar, classes, sizes.get("in_channels", 3))
         if state is None:
             return Pretrained(model, False)
         converted = similar is not None and state.keys() == similar.state_dict().keys()
@@ -204,7 +213,7 @@ class Backbone:
         return convert(model, similarity, where=self.where)
 
     def _state_to_load(
-        self, similar: nn.Module | None, classes: tuple[str, ...]
+        self, similar: nn.Module | None, classes: tuple[str, ...], channels: int
     ) -> tuple[Mapping[str, Tensor] | None, bool | None]:
         """The weights; a run's similarity is folded unless `similar` has the same parameters.
 
@@ -214,7 +223,7 @@ class Backbone:
         if self.weights is not None:
             return _read_tensors(Path(self.weights)), None
         if self._is_named:
-            return (self._downloaded_weights() if self.pretrained else None), None
+            return (self._downloaded_weights(channels) if self.pretrained else None), None
         if not self.is_run:
             return _read_tensors(Path(self.word)), None
         run = self.finished_run()
@@ -226,11 +235,16 @@ class Backbone:
         except ValueError as error:
             raise RunError(f"{run.path} cannot be a backbone: {error}") from error
 
-    def _downloaded_weights(self) -> dict[str, Tensor]:
-        """The library's pretrained weights, which it caches on the disk."""
+    def _downloaded_weights(self, channels: int) -> dict[str, Tensor]:
+        """The library's pretrained weights, which it caches on the disk.
+
+        timm repeats the kernels of its first layer for other numbers of channels.
+        """
         try:
             if self.word.startswith(TIMM):
-                network = _timm_config(self.word).create_model(self._library_name, pretrained=True)
+                network = _timm_config(self.word).create_model(
+                    self._library_name, pretrained=True, in_chans=channels
+                )
             else:
                 network = _torchvision_weights(self.word).get_model(
                     self._library_name, weights="DEFAULT"

@@ -183,5 +183,6 @@ def facts_of(classes: Sequence[str], preprocess: Any, size: int) -> dict[str, st
     """The facts that users of the file need, as texts."""
     scale = {"mean": list(preprocess.mean), "std": list(preprocess.std), "image_size": size}
     how = "float32 (batch, channels, height, width), (pixels / 255 - mean) / std"
+    how += ", of 16 bits pixels / 65535"
     texts = {key: json.dumps(value) for key, value in scale.items()}
     return {"classes": json.dumps(list(classes)), "input": how} | texts
