@@ -156,7 +156,7 @@ def _cover_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 def _cover_channels(image: DeepImage, size: tuple[int, int]) -> np.ndarray:
     """`_cover_size` of every channel of a deep image: (h, w, c), uint8 or int32."""
     channels = np.moveaxis(image.read(), -1, 0).astype(np.float32)
-    covered = [_cover_size(Image.fromarray(channel), size) for channel in channels]
+    covered = [np.asarray(_cover_size(Image.fromarray(c), size)) for c in channels]
     return np.rint(np.stack(covered, -1)).astype(np.uint8 if image.depth.bits == 8 else np.int32)
 
 

@@ -60,8 +60,10 @@ def deep_tiff(file: BinaryIO) -> DeepImage | None:
     tags.load(file)
     file.seek(0)
     depth = _tiff_depth(tags)
-    size = tags.get(TiffImagePlugin.IMAGEWIDTH), tags.get(TiffImagePlugin.IMAGELENGTH)
-    return None if depth is None else DeepImage(depth, size, lambda: _read_tiff(file, depth))
+    if depth is None:
+        return None
+    size = tags[TiffImagePlugin.IMAGEWIDTH], tags[TiffImagePlugin.IMAGELENGTH]
+    return DeepImage(depth, size, lambda: _read_tiff(file, depth))
 
 
 def _tiff_depth(tags: Any) -> Depth | None:

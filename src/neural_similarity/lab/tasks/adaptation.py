@@ -316,8 +316,9 @@ class AdaptationTask(ClassificationTask):
 
     def preprocess(self) -> Preprocess:
         usual = self.recipe.pretrained_source.usual_input(self.recipe).preprocess
-        fits = usual is not None and len(usual.mean) == self.images.shape[0]
-        return usual if fits else super().preprocess()
+        if usual is None or len(usual.mean) != self.images.shape[0]:
+            return super().preprocess()
+        return usual
 
     def finish_run(self, run: Run, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         scores = super().finish_run(run, state, runtime)
