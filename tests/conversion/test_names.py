@@ -10,6 +10,9 @@ from torch.optim.swa_utils import AveragedModel
 
 import neural_similarity as ns
 
+# Dynamo looks at it wherever a part is compiled.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
 
 def network():
     layers = {
