@@ -34,7 +34,7 @@ for label, name in enumerate(train.classes[:3]):
         Image.fromarray(pixels[0].numpy()).save(folder / f"{index}.png")
 END
 if [ $# = 0 ]; then set -- timm:resnet18 --pretrained False; fi
-nsim train adapt --backbone "$@" --data mine --train M+head --image-size 64 --steps 100 --out adapted
+nsim train adapt --backbone "$@" --data mine --train M+head --image-size 64 --steps 50 --out adapted
 told "adapted"
 nsim evaluate adapted
 nsim export adapted --format safetensors --fold

@@ -74,6 +74,10 @@ def test_what_the_page_says_of_rates():
     ]
     assert all(run["finite"] for run in own)
     low, high = (find(run["lr"] for run in own) for find in (min, max))
+    former = fixed[0.003]
+    close = sum(points <= NEAR for points in former)
+    told = f"0.003, is within one point in {close} cells and loses {fmean(former):.2f} on average"
+    assert told in text
     assert f"It lay between {low:g} and {high:g}" in text
 
 
