@@ -88,6 +88,7 @@ def check(call, file, capsys):
     return code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["named", "shots"])
 def test_a_report_of_forged_runs(runs, kind, monkeypatch, capsys):
     drawn = []
