@@ -287,8 +287,9 @@ def launched_definitions(name, channels, outputs, dtype, monkeypatch):
         trial.kernel_results(launch.KernelTask(given, 2), grad)
     for hidden in FUSED_SIZES[::-1] if channels in FUSED_SIZES else ():
         task, grad = trial.predictor_task(cpu, channels, outputs, dtype, hidden)
-        for gain in (task.gain, task.gain.to(dtype)):
-            trial.predictor_results(task._replace(gain=gain), grad)
+        for gain in (task.given.gain, task.given.gain.to(dtype)):
+            narrow = task._replace(given=task.given._replace(gain=gain))
+            trial.predictor_results(narrow, grad)
     return [definitions for other, definitions in found if other == name]
 
 

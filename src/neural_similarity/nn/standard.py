@@ -7,7 +7,8 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, TwoLayersModule
 from neural_similarity.nn.structure import DiagonalModule, FullModule
-from neural_similarity.ops.layer import LayerFrame, LayerTensors, same_window
+from neural_similarity.ops.layer import LayerFrame, same_window
+from neural_similarity.ops.operands import LayerTensors
 from neural_similarity.ops.window import Window
 
 _CONV_LAYERS = tuple(CONV_LAYERS.values())

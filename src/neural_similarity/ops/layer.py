@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from neural_similarity.ops import halo
-from neural_similarity.ops.operands import Gradients, Implementation, Operands
+from neural_similarity.ops.operands import Gradients, Implementation, LayerTensors, Operands
 from neural_similarity.ops.registration import register_operator
 from neural_similarity.ops.similarity import DIAGONAL, FULL, dynamic_conv
 from neural_similarity.ops.sphere import sphere_conv
@@ -51,18 +51,6 @@ class LayerFrame(NamedTuple):
     factor: float
     """s: 1, or √N for patches over their root mean square."""
     full: bool
-
-
-class LayerTensors(NamedTuple):
-    """The tensors of a layer: x, W, b, W₁, W₂, b₂ and g, in the order of its gradients."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    first: Tensor
-    last: Tensor
-    last_bias: Tensor | None
-    gain: Tensor
 
 
 class Kept(NamedTuple):
@@ -196,7 +184,7 @@ def _layer_task(given: LayerTensors, way: Way) -> Any:
     """The layer's halo kernels, none of which run where only shapes are wanted."""
     from neural_similarity.ops.halo.whole_layer import LayerTask, make_task
 
-    return LayerTask(*given, multiprocessors=0) if way is _shapes else make_task(*given)
+    return LayerTask(given, 0) if way is _shapes else make_task(given)
 
 
 def _predictor_gradients(

@@ -1,4 +1,4 @@
-"""The operands of both dynamic operators, and the interface of their implementations."""
+"""The operands of both dynamic operators and of a layer; the interface of implementations."""
 
 from collections.abc import Sequence
 from math import prod
@@ -66,6 +66,18 @@ class Operands(NamedTuple):
             if _is_channels_last(self.x, last) or _is_channels_last(self.weight, last)
             else torch.contiguous_format
         )
+
+
+class LayerTensors(NamedTuple):
+    """The tensors of a layer: x, W, b, W₁, W₂, b₂ and g; or their gradients, in this order."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    first: Tensor
+    last: Tensor
+    last_bias: Tensor | None
+    gain: Tensor
 
 
 @runtime_checkable

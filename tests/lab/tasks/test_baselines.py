@@ -18,15 +18,15 @@ import neural_similarity as ns
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.data.corruption import rotate_images
-from neural_similarity.lab.tasks import baselines
+from neural_similarity.lab.tasks import tuned
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapt_network
 from neural_similarity.lab.tasks.baselines import (
-    BLOCK,
     LAYER_BASELINES,
     Baseline,
     merge_baselines,
     with_baseline,
 )
+from neural_similarity.lab.tasks.tuned import BLOCK
 from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 
@@ -178,7 +178,7 @@ def test_k_filter_atoms_are_static_full_m():
     plain = nn.Sequential(nn.Conv2d(3, 5, (3, 2)), nn.ReLU(), nn.Conv2d(5, 4, (2, 3))).double()
     m = ns.freeze_backbone(ns.convert(plain, "static-full"))
     atoms = deepcopy(plain)
-    with mock.patch.object(baselines, "ATOMS", 6):
+    with mock.patch.object(tuned, "ATOMS", 6):
         ns.freeze_backbone(atoms, train=with_baseline(atoms, "atoms"))
     x = torch.randn(8, 3, 9, 8, dtype=torch.float64)
     y = torch.randn(8, 4, 6, 5, dtype=torch.float64)

@@ -36,7 +36,7 @@ from neural_similarity.lab.train.statistics import (
     mean_and_deviation,
 )
 
-OURS, OURS_UNTUNED = MAP_WAYS[:2]
+OURS_BOTH = OURS, OURS_UNTUNED = MAP_WAYS[:2]
 SHADES = 5
 """Points of lead at which the picture's colours end."""
 NEAR = 1
@@ -60,6 +60,29 @@ RATES_NOTE = (
 
 
 @dataclass(frozen=True)
+class Leads:
+    """M's lead over every baseline, in points, and its p-value adjusted for their number."""
+
+    over: dict[str, Interval]
+    adjusted: dict[str, float]
+
+    @property
+    def best_baseline(self) -> str:
+        """The baseline with the highest accuracy."""
+        return min(self.over, key=lambda way: self.over[way].mean)
+
+    @property
+    def least(self) -> Interval:
+        """The lead over the best baseline."""
+        return self.over[self.best_baseline]
+
+    @property
+    def ahead(self) -> bool:
+        """Whether M is ahead of the best baseline, and this survives the adjustment."""
+        return self.least.mean > 0 and self.adjusted[self.best_baseline] < LEVEL
+
+
+@dataclass(frozen=True)
 class CellReport:
     """What a cell's runs say."""
 
@@ -70,21 +93,8 @@ class CellReport:
     trained: dict[str, int]
     correct: dict[str, Tensor]
     """Whether a way was right, boolean (draws, images), for the draws that all ways have."""
-    leads: dict[str, Interval]
-    """M's lead over every baseline, in points."""
-    adjusted: dict[str, float]
-    """Its p-value, adjusted for the number of baselines."""
-
-    @property
-    def best_baseline(self) -> str:
-        """The baseline with the highest accuracy."""
-        return min(self.leads, key=lambda way: self.leads[way].mean)
-
-    @property
-    def leads_all(self) -> bool:
-        """Whether M is ahead of the best baseline, and this survives the adjustment."""
-        best = self.best_baseline
-        return self.leads[best].mean > 0 and self.adjusted[best] < LEVEL
+    leads: dict[str, Leads]
+    """Of M with the rate that was chosen, and with its own by curvature."""
 
 
 def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
@@ -110,8 +120,12 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
     if len(draws) < LEAST_SEEDS or not all(found.values()):
         return None
     correct = {way: _correct_images(own, draws) for way, own in found.items()}
-    baselines = {way: own for way, own in correct.items() if way != OURS_UNTUNED}
-    leads, adjusted = leads_over_baselines(baselines)
+    leads = {
+        ours: leads_over_baselines(
+            {way: own for way, own in correct.items() if way not in OURS_BOTH or way == ours}, ours
+        )
+        for ours in OURS_BOTH
+    }
     return CellReport(
         change=change,
         labels=labels,
@@ -120,7 +134,6 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
         trained={way: next(iter(own.values()))["trained"] for way, own in found.items()},
         correct=correct,
         leads=leads,
-        adjusted=adjusted,
     )
 
 
@@ -156,17 +169,16 @@ def read_rates(results: Path, change: str, labels: int) -> RateReport | None:
     return RateReport(change, labels, means, fmean(own), min(own))
 
 
-def leads_over_baselines(
-    correct: Mapping[str, Tensor],
-) -> tuple[dict[str, Interval], dict[str, float]]:
-    """M's lead over every other way in points, and its p-value adjusted for their number.
+def leads_over_baselines(correct: Mapping[str, Tensor], ours: str = OURS) -> Leads:
+    """The lead of our way over all others.
 
     Args:
         correct: whether a way was right, boolean (draws, images). With fewer than three draws the
             intervals are by image.
+        ours: name of our way.
     """
-    ours = correct[OURS].float()
-    changes = {way: 100 * (ours - own.float()) for way, own in correct.items() if way != OURS}
+    mine = correct[ours].float()
+    changes = {way: 100 * (mine - own.float()) for way, own in correct.items() if way != ours}
     leads = {
         way: by_seed_and_image(change)
         if len(change) >= LEAST_SEEDS
@@ -174,7 +186,7 @@ def leads_over_baselines(
         for way, change in changes.items()
     }
     adjusted = holm([lead.p or 0.0 for lead in leads.values()])
-    return leads, dict(zip(leads, adjusted, strict=True))
+    return Leads(leads, dict(zip(leads, adjusted, strict=True)))
 
 
 def _correct_images(runs: dict[int, dict[str, Any]], draws: Sequence[int]) -> Tensor:
@@ -199,11 +211,11 @@ def map_to_markdown(
     cells: Sequence[CellReport], rates: Sequence[RateReport] = (), picture: str | None = None
 ) -> str:
     """The map as Markdown."""
-    ahead = sum(cell.leads_all for cell in cells)
+    ahead, own = (sum(cell.leads[ours].ahead for cell in cells) for ours in OURS_BOTH)
     total = len(MAP_CELLS)
     summary = (
         f"{len(cells)} of {total} cells have run. Static full M is ahead of every baseline, after "
-        f"adjustment, in {ahead} of them."
+        f"adjustment, in {ahead} of them, and with its rate by curvature in {own}."
     )
     parts = [
         "# Where M wins: a map of adaptation (ResNet-20 of CIFAR-10)",
@@ -219,7 +231,8 @@ def map_to_markdown(
 
 def _cell_to_markdown(cell: CellReport) -> str:
     head = ("way", "trained", "rate", "accuracy, %", "lead of M", "p, adjusted")
-    table = markdown_rows(head, *(_way_cells(cell, way) for way in cell.correct))
+    own = "lead of M, rate by curvature", "p, adjusted"
+    table = markdown_rows((*head, *own), *(_way_cells(cell, way) for way in cell.correct))
     draws = len(cell.correct[OURS])
     title = f"## {CHANGES[cell.change].capitalize()}, {cell.labels} labels of each class"
     kept = {"new": "of the new images", "backbone": "of the backbone"}[cell.statistics]
@@ -245,22 +258,20 @@ def _rates_to_markdown(rates: Sequence[RateReport]) -> str:
 def _way_cells(cell: CellReport, way: str) -> tuple[str, ...]:
     label = WAYS[way][0] if way in WAYS else UNDONE_LABEL
     rate = f"{cell.rates[way]:g}" if cell.trained[way] and cell.rates[way] else ""
-    compared = compared_cells(way, cell.correct, cell.leads, cell.adjusted)
-    return (label, f"{cell.trained[way]:,}", rate, *compared)
+    leads = (text for ours in OURS_BOTH for text in lead_cells(way, cell.leads[ours]))
+    return label, f"{cell.trained[way]:,}", rate, accuracy_text(cell.correct[way]), *leads
 
 
-def compared_cells(
-    way: str,
-    correct: Mapping[str, Tensor],
-    leads: Mapping[str, Interval],
-    adjusted: Mapping[str, float],
-) -> tuple[str, str, str]:
-    """Accuracy with its deviation over draws, M's lead, and its p-value."""
-    accuracies = (100 * correct[way].double().mean(1)).tolist()
-    text = deviation_text(*mean_and_deviation(accuracies))
-    if way not in leads:
-        return text, "", ""
-    return text, interval_text(leads[way]), f"{adjusted[way]:.3f}"
+def accuracy_text(correct: Tensor) -> str:
+    """Accuracy with its deviation over draws, in percent, of booleans (draws, images)."""
+    return deviation_text(*mean_and_deviation((100 * correct.double().mean(1)).tolist()))
+
+
+def lead_cells(way: str, leads: Leads) -> tuple[str, str]:
+    """M's lead over a way and its p-value, if it is a baseline."""
+    if way not in leads.over:
+        return "", ""
+    return interval_text(leads.over[way]), f"{leads.adjusted[way]:.3f}"
 
 
 def markdown_rows(head: Sequence[str], *rows: Sequence[str]) -> str:
@@ -283,9 +294,10 @@ def draw_map(cells: Sequence[CellReport], path: Path) -> None:
     axes = figure.subplots()
     for cell in cells:
         row, column = list(CHANGES).index(cell.change), labels.index(cell.labels)
-        lead = cell.leads[cell.best_baseline].mean
+        leads = cell.leads[OURS]
+        lead = leads.least.mean
         values[row, column] = lead
-        text = f"{lead:+.1f}{'*' if cell.leads_all else ''}\n{cell.best_baseline}"
+        text = f"{lead:+.1f}{'*' if leads.ahead else ''}\n{leads.best_baseline}"
         color = "white" if abs(lead) > 0.6 * SHADES else "black"
         axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
     axes.set_facecolor("lightgray")

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from neural_similarity.lab.paper.adapt_map import MapRun, RateSearch, chosen_rate, missing_trials
 from neural_similarity.lab.paper.adapt_report import (
-    compared_cells,
+    accuracy_text,
+    lead_cells,
     leads_over_baselines,
     markdown_rows,
 )
@@ -121,12 +122,13 @@ class Study:
     ) -> list[tuple[str, ...]]:
         by_way = {way: [t for t in trials if t.way == way] for way in self.labels}
         correct = {way: self._correct_images(own, runs) for way, own in by_way.items()}
-        compared, rows = leads_over_baselines(correct), []
+        leads, rows = leads_over_baselines(correct), []
         for way, (first, *_) in by_way.items():
             trained = runs[str(first)]["trained"]
             front = (label, self.labels[way], self.size[1](way, trained))
             rate = f"{first.rate:g}" if trained else ""
-            rows.append((*front, rate, *compared_cells(way, correct, *compared)))
+            accuracy = accuracy_text(correct[way])
+            rows.append((*front, rate, accuracy, *lead_cells(way, leads)))
         return rows
 
     def _correct_images(self, trials: list[MapRun], runs: Mapping[str, dict[str, Any]]) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from neural_similarity.ops.halo import WINDOW, launch
 from neural_similarity.ops.halo.whole_layer import LayerTask, make_task
-from neural_similarity.ops.operands import Operands
+from neural_similarity.ops.operands import LayerTensors, Operands
 
 SIZE, BATCH = (11, 18), 2
 """Of the maps: ragged tiles, and several for each group of few blocks."""
@@ -120,7 +120,7 @@ def find_predictor_fault(
     """Run the kernels on few and on all multiprocessors, and compare with float64."""
     with torch.inference_mode(False), torch.enable_grad():  # wherever a layer is first called
         task, grad = predictor_task(device, channels, outputs, dtype, hidden)
-        few, many = (predictor_results(one, grad) for one in (task, make_task(*task[:-1])))
+        few, many = (predictor_results(one, grad) for one in (task, make_task(task.given)))
         return compare_results(few, many, true_predictor_results(task, grad), PREDICTOR_RESULTS)
 
 
@@ -143,7 +143,7 @@ def predictor_task(
     last, bias = numbers(9, hidden, 3, 3) / hidden**0.5, numbers(9)
     gain, outer_bias = numbers(9, dtype=torch.float32), numbers(outputs)
     tensors = given.x, given.weight, outer_bias, first, last, bias, gain
-    return LayerTask(*tensors, multiprocessors=FEW), grad
+    return LayerTask(LayerTensors(*tensors), FEW), grad
 
 
 def predictor_results(task: LayerTask, grad: Tensor) -> list[Tensor]:
@@ -155,7 +155,7 @@ def predictor_results(task: LayerTask, grad: Tensor) -> list[Tensor]:
 
 def true_predictor_results(task: LayerTask, grad: Tensor) -> list[Tensor]:
     """The same by torch, in float64."""
-    tensors = [t.double().requires_grad_() for t in task[:7] if isinstance(t, Tensor)]
+    tensors = [t.double().requires_grad_() for t in task.given if isinstance(t, Tensor)]
     x, weight, outer_bias, first, last, bias, gain = tensors
     norms = (F.conv2d(x.square().sum(1, True), x.new_ones(1, 1, 3, 3), padding=1) + EPS).sqrt()
     maps = F.relu(F.conv2d(x, first, padding=1) * FACTOR / norms)
