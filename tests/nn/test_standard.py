@@ -345,7 +345,7 @@ def test_memory_for_backward():
     x = maps(2, 32, 8, 8, dtype=torch.float32)
     assert saved_floats(layer, x) == 32 + 64 + 9 + 1
     with by_parts():
-        assert saved_floats(layer, x) > 182
+        assert saved_floats(layer, x) == 32 + 64 + 9 + 1 + 9
 
 
 def own_calls(layer, x):
@@ -371,4 +371,4 @@ def test_python_calls():
     calls = own_calls(layer, x)
     with by_parts():
         assert calls < own_calls(layer, x)
-    assert calls <= 110
+    assert calls <= 125

@@ -3,10 +3,9 @@ r"""The whole layer of a standard predictor as one operator, with one backward p
 $$f = s\,(\|X\|^2 + \varepsilon)^{-1/2}, \quad h = \max(0,\ f\, W_1 * x), \quad
 r = W_2 * h + b_2, \quad M = I + g\, r, \quad y = W^\top M X + b$$
 
-It keeps x, W₁ * x, r and the norms for backward, which computes f, h and M again: a layer made of
-its parts keeps these as well. Forward and backward call the same operations as the parts, in the
-same order, so that results are the same bit for bit. On a GPU that runs the halo kernels, forward
-is two of them and backward five, and h is kept instead of W₁ * x. Programs of `torch.compile` see
+It keeps x, h, r and f for backward, which computes M again. Forward and backward call the same
+functions as the parts, in the same order, so that results are the same bit for bit. On a GPU that
+runs the halo kernels, forward is two of them and backward five. Programs of `torch.compile` see
 two registered operators; without them the same functions run without torch's dispatcher, which
 would cost more than the small operations themselves.
 """
@@ -19,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import halo
+from neural_similarity.ops import halo, pointwise_torch
 from neural_similarity.ops.operands import Gradients, Implementation, LayerTensors, Operands
+from neural_similarity.ops.pointwise import apply_gain, implementation
 from neural_similarity.ops.registration import register_operator
 from neural_similarity.ops.similarity import DIAGONAL, FULL, dynamic_conv
 from neural_similarity.ops.sphere import sphere_conv
@@ -30,14 +30,14 @@ from neural_similarity.ops.window import (
     Window,
     autocast_dtype,
     autocast_enabled,
-    promote_dtype,
     without_autocast,
 )
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float64)
 Way = Callable[[Operands], Implementation]
 """Chooses an implementation of the operator with a given M."""
-_threshold_backward = torch.ops.aten.threshold_backward.default
+Apply = Callable[[Tensor, Tensor, int], Tensor]
+"""`pointwise.apply_gain`, or one that is not differentiable."""
 
 
 class LayerFrame(NamedTuple):
@@ -54,11 +54,11 @@ class LayerFrame(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What forward keeps for backward beside the parts: W₁ * x or h, r and the norms of patches."""
+    """What forward keeps for backward beside the parts: h, r and f, or the norms of patches."""
 
-    inner: Tensor
+    hidden: Tensor
     raw: Tensor
-    norms: Tensor
+    factors: Tensor
 
 
 def takes_layer(x: Tensor) -> bool:
@@ -138,17 +138,17 @@ def _output(
     x, weight, bias, first, last, last_bias, gain = given
     if by_kernels(x):
         return _layer_task(given, way).forward(frame.eps, frame.factor)
-    energy = promote_dtype(x).square().sum(1, keepdim=True)
-    box = energy.new_ones(1, 1, *frame.window.kernel_size)
-    norms = _convolution(energy, box, None, frame.window).add_(frame.eps).sqrt_()
+    pointwise = _pointwise(x, frame, way)
+    factors = pointwise.patch_factors(x, frame.window, frame.eps, frame.factor)
     inner = _convolution(x, first, None, frame.window)
-    hidden = _hidden_map(inner, _factors(norms, frame))
+    hidden = pointwise.scale_maps(inner, factors, True)
     raw = _convolution(hidden, last, last_bias, frame.last)
-    operands = Operands(x, weight, _matrix(raw, gain, frame), frame.window, frame.groups)
+    m = _matrix(raw, gain, frame, pointwise.apply_gain)
+    operands = Operands(x, weight, m, frame.window, frame.groups)
     y = way(operands).forward(operands)
     if bias is not None:
         y += bias.to(y.dtype).view(_per_channel(y))
-    return y, inner, raw, norms
+    return y, hidden, raw, factors
 
 
 def _gradients(
@@ -166,15 +166,15 @@ def _gradients(
         found = _layer_task(given, way).backward(grad, kept, frame.factor, needs)
         return list(found._replace(bias=of_bias))
     predicts = needs[0] or any(needs[3:])
-    operands = Operands(x, weight, _matrix(kept.raw, gain, frame), frame.window, frame.groups)
+    pointwise = _pointwise(x, frame, way)
+    m = _matrix(kept.raw, gain, frame, pointwise.apply_gain)
+    operands = Operands(x, weight, m, frame.window, frame.groups)
     wanted = needs[0], needs[1], predicts
     of_x, of_weight, of_m = way(operands).backward(grad, operands, wanted)
     if not predicts:
         return [None, of_weight, of_bias, None, None, None, None]
-    of_m = of_m.reshape(kept.raw.shape)
-    of_gain = (of_m * kept.raw).sum(_positions(of_m)).to(gain.dtype) if needs[6] else None
-    of_raw = (of_m * gain.to(of_m.dtype).view(_per_channel(of_m))).to(given.last.dtype)
-    found = _predictor_gradients(of_raw, given, kept, frame, needs)
+    of_raw, of_gain = pointwise.gained_gradient(of_m.reshape(kept.raw.shape), kept.raw, gain)
+    found = _predictor_gradients(of_raw, given, kept, frame, needs, pointwise)
     for term in found[0]:
         of_x += term
     return [of_x, of_weight, of_bias, *found[1:], of_gain]
@@ -187,43 +187,37 @@ def _layer_task(given: LayerTensors, way: Way) -> Any:
     return LayerTask(given, 0) if way is _shapes else make_task(given)
 
 
+def _pointwise(x: Tensor, frame: LayerFrame, way: Way) -> Any:
+    """The functions between convolutions; torch's where only shapes are wanted."""
+    return pointwise_torch if way is _shapes else implementation(x, frame.window.taps)
+
+
 def _predictor_gradients(
-    of_raw: Tensor, given: LayerTensors, kept: Kept, frame: LayerFrame, needs: Sequence[bool]
+    of_raw: Tensor,
+    given: LayerTensors,
+    kept: Kept,
+    frame: LayerFrame,
+    needs: Sequence[bool],
+    pointwise: Any,
 ) -> tuple[list[Tensor], Tensor | None, Tensor | None, Tensor | None]:
     """Two terms of the gradient of x, if it needs one, and the gradients of W₁, W₂ and b₂."""
     x, _, _, first, last, _, _ = given
-    factors = _factors(kept.norms, frame)
-    hidden = _hidden_map(kept.inner, factors)
     inside = needs[0] or needs[3]
     of_hidden, of_last, of_bias = _convolution_gradients(
-        of_raw, hidden, last, frame.last, (inside, needs[4], needs[5])
+        of_raw, kept.hidden, last, frame.last, (inside, needs[4], needs[5])
     )
     if not inside:
         return [], None, of_last, of_bias
-    of_scaled = promote_dtype(_threshold_backward(of_hidden, hidden, 0))
-    of_inner, of_first, _ = _convolution_gradients(
-        (of_scaled * factors).to(x.dtype), x, first, frame.window, (needs[0], needs[3], False)
+    of_inner, of_factors = pointwise.scaled_gradient(of_hidden, kept.hidden, kept.factors, True)
+    of_x, of_first, _ = _convolution_gradients(
+        of_inner, x, first, frame.window, (needs[0], needs[3], False)
     )
     if not needs[0]:
         return [], of_first, of_last, of_bias
-    of_factors = (of_scaled * kept.inner).sum(1, keepdim=True)
-    return [of_inner, _norm_term(of_factors, x, kept.norms, frame)], of_first, of_last, of_bias
-
-
-def _norm_term(of_factors: Tensor, x: Tensor, norms: Tensor, frame: LayerFrame) -> Tensor:
-    """What the norms of its patches add to the gradient of x."""
-    inverse = norms.reciprocal()
-    of_norms = -(of_factors * frame.factor) * (inverse * inverse)
-    of_energy = of_norms / (2 * norms)
-    energy = norms.new_empty(len(x), 1, *x.shape[2:])
-    pixels, *_ = _convolution_gradients(
-        of_energy,
-        energy,
-        energy.new_ones(1, 1, *frame.window.kernel_size),
-        frame.window,
-        (True, False, False),
+    through_factors = pointwise.patch_factors_gradient(
+        of_factors, x, kept.factors, frame.window, frame.factor
     )
-    return (pixels * 2 * x).to(x.dtype)
+    return [of_x, through_factors], of_first, of_last, of_bias
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
@@ -241,26 +235,12 @@ def _convolution_gradients(
     )
 
 
-def _factors(norms: Tensor, frame: LayerFrame) -> Tensor:
-    """f; `norms` are √(‖X‖² + ε)."""
-    factors = norms.reciprocal()
-    return factors if frame.factor == 1 else factors.mul_(frame.factor)
-
-
-def _hidden_map(inner: Tensor, factors: Tensor) -> Tensor:
-    """h, in the type of `inner`."""
-    return (inner * factors).to(inner.dtype).relu_()
-
-
-def _matrix(raw: Tensor, gain: Tensor, frame: LayerFrame) -> Tensor:
+def _matrix(raw: Tensor, gain: Tensor, frame: LayerFrame, apply: Apply) -> Tensor:
     """M (n, 1, K, *out) or (n, 1, K, K, *out) of r."""
-    raw, column = promote_dtype(raw), (-1, *[1] * (raw.dim() - 2))
-    gain = gain.to(raw.dtype).view(column)
     if not frame.full:
-        return torch.addcmul(raw.new_ones(1), raw, gain).unsqueeze(1)
+        return apply(raw, gain, 1).unsqueeze(1)
     taps = frame.window.taps
-    identity = torch.eye(taps, dtype=raw.dtype, device=raw.device).view(column)
-    return torch.addcmul(identity, raw, gain).unflatten(1, (1, taps, taps))
+    return apply(raw, gain, taps + 1).unflatten(1, (1, taps, taps))
 
 
 def _per_channel(maps: Tensor) -> tuple[int, ...]:
@@ -293,7 +273,7 @@ def _composed_output(given: LayerTensors, frame: LayerFrame) -> Tensor:
         normalize="input", eps=frame.eps, factor=frame.factor, rectified=True,
     )  # fmt: skip
     raw = _convolution(hidden, last, last_bias, frame.last)
-    m = _matrix(raw, gain, frame).squeeze(1)
+    m = _matrix(raw, gain, frame, apply_gain).squeeze(1)
     operands = Operands(x, weight, m, frame.window, frame.groups)
     return dynamic_conv(operands, operands.output_size, bias, None)
 
@@ -316,6 +296,7 @@ _PARTS = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor first, Tensor last, Tensor? last_bias, "
     "Tensor gain"
 )
+_KEPT = "Tensor hidden, Tensor raw, Tensor factors"
 _FRAME = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, float eps, "
     "float factor, bool full"
@@ -368,8 +349,7 @@ _forward_op = register_operator(
 )
 _backward_op = register_operator(
     "predicted_conv_backward",
-    f"(Tensor grad, {_PARTS}, Tensor inner, Tensor raw, Tensor norms, {_FRAME}, bool[] needs) -> "
-    f"({', '.join(['Tensor'] * 7)})",
+    f"(Tensor grad, {_PARTS}, {_KEPT}, {_FRAME}, bool[] needs) -> ({', '.join(['Tensor'] * 7)})",
     _backward_body,
     partial(_backward_body, way=_shapes),
 )

@@ -47,10 +47,10 @@ class Operands(NamedTuple):
 
     def empty_gradients(self, needs: Sequence[bool]) -> Gradients:
         """Uninitialised gradients; an empty tensor for each that `needs` leaves out."""
-        x, weight, m = (
+        x, weight, m = [
             torch.empty_like(tensor) if need else tensor.new_empty(0)
             for tensor, need in zip(self[:3], needs, strict=True)
-        )
+        ]
         return x, weight, m
 
     def has_channels_last(self) -> bool:

@@ -1,12 +1,13 @@
-r"""The pointwise operations of a predictor, one kernel each on a GPU.
+r"""The pointwise operations of a predictor, each in one pass over a map on a GPU and in C.
 
 $$f(p) = \frac{s}{\sqrt{\sum X(p)^2 + \varepsilon}}, \qquad
 z_c(p) = \max(0,\ y_c(p)\, f(p)), \qquad m_t(p) = g_t\, r_t(p) + i_t$$
 
-the factors of patches X, a scaled and rectified map, and M from the predicted values r. On other
-devices, and for derivatives of derivatives, torch's own operations run. The kernels are registered
-operators, so that compiled programs use them too: the code that `torch.compile` made of torch's
-operations was slower than the operations themselves.
+the factors of patches X, a scaled and rectified map, and M from the predicted values r. Triton's
+kernels, C and torch's own operations have the same six functions; traced programs, transforms and
+derivatives of derivatives take torch's. The functions are registered operators, so that compiled
+programs use Triton's too: the code that `torch.compile` made of torch's operations was slower than
+the operations themselves.
 """
 
 from typing import Any
@@ -14,29 +15,45 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import functional as F
-from torch.nn import grad as convolution_gradients
 
-from neural_similarity.ops import triton
+from neural_similarity.ops import pointwise_torch, triton
+from neural_similarity.ops.native import pointwise as native
 from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.registration import register_operator
 from neural_similarity.ops.tracing import by_torch, runs_eagerly
 from neural_similarity.ops.window import Window, promote_dtype
 
-_INPUTS = {3: convolution_gradients.conv1d_input, 4: convolution_gradients.conv2d_input}
-
 
 def takes_maps(x: Tensor) -> bool:
-    """Whether the GPU kernels take the maps x (n, c, *size)."""
-    if not x.is_cuda or x.dim() not in _INPUTS:
+    """Whether autograd's functions here take the maps x (n, c, *size)."""
+    if not 3 <= x.dim() <= 5:
         return False
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting() and triton.takes_traced(x)
-    return runs_eagerly(x) and triton.declines_triton(x, 1) is None
+        on_gpu = x.is_cuda and x.dim() < 5
+        return on_gpu and not torch.compiler.is_exporting() and triton.takes_traced(x)
+    if not runs_eagerly(x):
+        return False
+    if x.is_cpu:
+        return not _is_watched()
+    return x.is_cuda and triton.declines_triton(x, 1) is None
+
+
+def _is_watched() -> bool:
+    """Whether a mode, such as a counter of FLOPs, is to see torch's operations."""
+    return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
+
+
+def implementation(x: Tensor, taps: int = 1) -> Any:
+    """The module whose functions take the maps x, and a window of `taps` taps, eagerly."""
+    if x.is_cuda or triton.is_interpreted():
+        from neural_similarity.ops.triton import pointwise
+
+        return pointwise
+    return native if native.takes(x, taps) else pointwise_torch
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
-    """`factor` over the norm of every patch, (n, 1, *out), float32; `takes(x)` must be True."""
+    """`factor` over the norm of every patch, (n, 1, *out), float32; `takes_maps(x)` is True."""
     return _Factors.apply(x, window, eps, factor)
 
 
@@ -44,8 +61,7 @@ def scale_maps(y: Tensor, factors: Tensor, *, rectified: bool) -> Tensor:
     """y (n, c, *size) times positive factors (n, 1, *size), in y's type, and its ReLU if asked."""
     if takes_maps(y):
         return _Scaled.apply(y, factors, rectified)
-    z = (y * factors).to(y.dtype)
-    return F.relu(z) if rectified else z
+    return pointwise_torch.scale_maps(y, factors, rectified)
 
 
 def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
@@ -55,20 +71,16 @@ def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     """
     if takes_maps(raw):
         return _Gained.apply(raw, gain, every)
-    raw, shape = promote_dtype(raw), (-1, *[1] * (raw.dim() - 2))
-    start = torch.full_like(gain, float(every == 1), dtype=raw.dtype)
-    if every > 1:
-        start = (torch.arange(len(gain), device=gain.device) % every == 0).to(raw.dtype)
-    start, gain = start.view(shape), gain.to(raw.dtype).view(shape)
     if by_torch():  # Core ML has no addcmul.
-        return start + raw * gain
-    return torch.addcmul(start, raw, gain)
+        start, gain = pointwise_torch.gain_parts(raw, gain, every)
+        return start + promote_dtype(raw) * gain
+    return pointwise_torch.apply_gain(raw, gain, every)
 
 
 class _Factors(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
-        factors = _factors_op(x, *window, eps, factor)
+        factors = _functions(x, window.taps).patch_factors(x, window, eps, factor)
         ctx.save_for_backward(x, factors)
         ctx.window, ctx.factor = window, factor
         return factors
@@ -76,22 +88,15 @@ class _Factors(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         (grad,), (x, factors) = grad_outputs, ctx.saved_tensors
-        if _first_order():
-            gradient = _factors_backward_op(grad, x, factors, *ctx.window, ctx.factor)
-            return gradient, None, None, None
-        window = ctx.window
-        energy = grad * factors.pow(3) * (-1 / ctx.factor**2)
-        box, shape = energy.new_ones(1, 1, *window.kernel_size), (len(x), 1, *x.shape[2:])
-        pixels = _INPUTS[x.dim()](
-            shape, box, energy, window.stride, window.padding, window.dilation
-        )
-        return (x * pixels).to(x.dtype), None, None, None
+        functions = _gradient_functions(grad, x, ctx.window.taps)
+        gradient = functions.patch_factors_gradient(grad, x, factors, ctx.window, ctx.factor)
+        return gradient, None, None, None
 
 
 class _Scaled(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
-        z = _scaled_op(y, factors, rectified)
+        z = _functions(y).scale_maps(y, factors, rectified)
         # Keep a ReLU's output, as torch does; any other output may be changed in place later.
         ctx.save_for_backward(z if rectified else y, factors)
         ctx.rectified = rectified
@@ -100,40 +105,34 @@ class _Scaled(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
         (grad,), (z, factors) = grad_outputs, ctx.saved_tensors
-        if _first_order():
-            return *_scaled_backward_op(grad, z, factors, ctx.rectified), None
-        grad = grad * (z > 0) if ctx.rectified else grad
-        of_factors = (promote_dtype(grad) * z).sum(1, keepdim=True)
-        of_factors = of_factors / factors if ctx.rectified else of_factors
-        return (grad * factors).to(z.dtype), of_factors, None
+        functions = _gradient_functions(grad, z)
+        return *functions.scaled_gradient(grad, z, factors, ctx.rectified), None
 
 
 class _Gained(Function):
     @staticmethod
     def forward(ctx: Any, raw: Tensor, gain: Tensor, every: int) -> Tensor:
         ctx.save_for_backward(raw, gain)
-        return _gained_op(raw, gain, every)
+        return _functions(raw).apply_gain(raw, gain, every)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
         (grad,), (raw, gain) = grad_outputs, ctx.saved_tensors
-        if _first_order():
-            return *_gained_backward_op(grad, raw, gain), None
-        shape = (-1, *[1] * (raw.dim() - 2))
-        positions = (0, *range(2, raw.dim()))
-        of_gain = (grad * raw).sum(positions).to(gain.dtype)
-        return (grad * gain.view(shape)).to(raw.dtype), of_gain, None
+        return *_gradient_functions(grad, raw).gained_gradient(grad, raw, gain), None
 
 
-def _first_order() -> bool:
-    """Whether a backward pass is for first derivatives only, as compiled ones are."""
-    return torch.compiler.is_compiling() or not torch.is_grad_enabled()
+def _functions(x: Tensor, taps: int = 1) -> Any:
+    """The six functions for the maps x, and a window of `taps` taps."""
+    eager = x.is_cpu and not torch.compiler.is_compiling()
+    return implementation(x, taps) if eager else _Registered
 
 
-def _load_kernels() -> Any:
-    from neural_similarity.ops.triton import pointwise
-
-    return pointwise
+def _gradient_functions(grad: Tensor, x: Tensor, taps: int = 1) -> Any:
+    """The same in a backward pass: torch's where it is differentiated again, or vmapped."""
+    if torch.compiler.is_compiling():
+        return _Registered
+    again = torch.is_grad_enabled() or (grad.is_cpu and not runs_eagerly(grad))
+    return pointwise_torch if again else _functions(x, taps)
 
 
 def _empty_like(maps: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -144,7 +143,7 @@ _WINDOW = "SymInt[] kernel_size, SymInt[] stride, SymInt[] padding, SymInt[] dil
 _factors_op = register_operator(
     "patch_factors",
     f"(Tensor x, {_WINDOW}, float eps, float factor) -> Tensor",
-    lambda x, *rest: _load_kernels().patch_factors(x, _pair_window(*rest[:4]), *rest[4:]),
+    lambda x, *rest: implementation(x).patch_factors(x, _pair_window(*rest[:4]), *rest[4:]),
     lambda x, *rest: x.new_empty(
         len(x), 1, *_pair_window(*rest[:4]).output_size(x.shape[2:]), dtype=torch.float32
     ),
@@ -152,7 +151,7 @@ _factors_op = register_operator(
 _factors_backward_op = register_operator(
     "patch_factors_backward",
     f"(Tensor grad, Tensor x, Tensor factors, {_WINDOW}, float factor) -> Tensor",
-    lambda grad, x, factors, *rest: _load_kernels().patch_factors_gradient(
+    lambda grad, x, factors, *rest: implementation(x).patch_factors_gradient(
         grad, x, factors, _pair_window(*rest[:4]), rest[4]
     ),
     lambda _grad, x, *_: _empty_like(x),
@@ -160,28 +159,47 @@ _factors_backward_op = register_operator(
 _scaled_op = register_operator(
     "scaled",
     "(Tensor y, Tensor factors, bool rectified) -> Tensor",
-    lambda *given: _load_kernels().scale_maps(*given),
+    lambda y, *rest: implementation(y).scale_maps(y, *rest),
     lambda y, *_: _empty_like(y),
 )
 _scaled_backward_op = register_operator(
     "scaled_backward",
     "(Tensor grad, Tensor z, Tensor factors, bool rectified) -> (Tensor, Tensor)",
-    lambda *given: _load_kernels().scaled_gradient(*given),
+    lambda grad, *rest: implementation(grad).scaled_gradient(grad, *rest),
     lambda _grad, z, factors, _rectified: (_empty_like(z), torch.empty_like(factors)),
 )
 _gained_op = register_operator(
     "gained",
     "(Tensor raw, Tensor gain, int every) -> Tensor",
-    lambda *given: _load_kernels().apply_gain(*given),
+    lambda raw, *rest: implementation(raw).apply_gain(raw, *rest),
     lambda raw, *_: _empty_like(raw, torch.float32),
 )
 _gained_backward_op = register_operator(
     "gained_backward",
     "(Tensor grad, Tensor raw, Tensor gain) -> (Tensor, Tensor)",
-    lambda *given: _load_kernels().gained_gradient(*given),
+    lambda grad, *rest: implementation(grad).gained_gradient(grad, *rest),
     lambda _grad, raw, gain: (_empty_like(raw), torch.empty_like(gain)),
 )
 
 
 def _pair_window(*sides: Any) -> Window:
     return Window(*map(tuple, sides))
+
+
+class _Registered:
+    """The functions as registered operators."""
+
+    @staticmethod
+    def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
+        return _factors_op(x, *window, eps, factor)
+
+    @staticmethod
+    def patch_factors_gradient(
+        grad: Tensor, x: Tensor, factors: Tensor, window: Window, factor: float
+    ) -> Tensor:
+        return _factors_backward_op(grad, x, factors, *window, factor)
+
+    scale_maps = staticmethod(_scaled_op)
+    scaled_gradient = staticmethod(_scaled_backward_op)
+    apply_gain = staticmethod(_gained_op)
+    gained_gradient = staticmethod(_gained_backward_op)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import cycle, product
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,30 +132,22 @@ class _Group:
         self._suffix = _TYPES[dtype]
         kernels = number * filters * window.taps * channels
         self._offsets = number * channels, block * entries, kernels, number * filters
-        self.frame = _Frame(
-            images=maps[0],
-            input=_three_sizes(maps[1:-1], 1),
-            output=_three_sizes(y[1:-1], 1),
-            stride=_three_sizes(window.stride, 1),
-            taps=window.taps,
+        self.frame = frame_of(
+            window,
+            maps,
+            y[1:-1],
+            threads,
             channels=channels,
             filters=filters,
             blocks=max(1, blocks // groups),
             full=full,
             depth=_full_size(window.taps * channels),
             width=_full_size(filters),
-            image=prod(maps[1:]),
-            x_pixel=maps[-1],
             y_pixel=y[-1],
             m=blocks * entries,
             more=block == (number - 1) * blocks // groups,
-            threads=threads,
             each=kernel[2] if together else 0,
         )
-        steps = product(*map(range, window.kernel_size))
-        for tap, step in zip(self.frame.tap, steps, strict=False):
-            geometry = zip(step, window.dilation, window.padding, strict=True)
-            tap[:] = _three_sizes([i * d - p for i, d, p in geometry], 0)
 
     def call_native(self, name: str, *operands: Tensor | None) -> None:
         """Run the C function `name` on this group's part of maps, M, kernel, y and gradients.
@@ -167,7 +160,34 @@ class _Group:
             raise MemoryError(f"the compiled operators ran out of memory in {name}")
 
 
+def find_function(name: str, dtype: torch.dtype) -> Any:
+    """The C function `name` for maps of this type."""
+    return getattr(load_library(), f"{name}_{_TYPES[dtype]}")
+
+
 _cached_group = lru_cache(maxsize=512)(_Group)
+
+
+def frame_of(
+    window: Window, maps: Sequence[int], output: Sequence[int], threads: int, **others: int
+) -> _Frame:
+    """The frame of a window over maps (n, *size, c), and what else an operator needs there."""
+    frame = _Frame(
+        images=maps[0],
+        input=_three_sizes(maps[1:-1], 1),
+        output=_three_sizes(output, 1),
+        stride=_three_sizes(window.stride, 1),
+        taps=window.taps,
+        image=prod(maps[1:]),
+        x_pixel=maps[-1],
+        threads=threads,
+        **{"channels": maps[-1]} | others,
+    )
+    steps = product(*map(range, window.kernel_size))
+    for tap, step in zip(frame.tap, steps, strict=False):
+        geometry = zip(step, window.dilation, window.padding, strict=True)
+        tap[:] = _three_sizes([i * d - p for i, d, p in geometry], 0)
+    return frame
 
 
 def declines_native(x: Tensor, taps: int) -> str | None:
@@ -181,9 +201,9 @@ def declines_native(x: Tensor, taps: int) -> str | None:
     return None if isinstance(load_library(), ctypes.CDLL) else str(load_library())
 
 
-def can_run_here(x: Tensor) -> bool:
+def can_run_here(x: Tensor, taps: int = 1) -> bool:
     """Whether a C function can take the maps `x`: it does not decline them, and nothing traces."""
-    return runs_eagerly(x) and declines_native(x, 1) is None
+    return runs_eagerly(x) and declines_native(x, taps) is None
 
 
 def takes_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> bool:
@@ -228,8 +248,7 @@ def _dense_kernel(kernel: Tensor) -> Tensor:
 def _call_on_kernel(name: str, kernel: Tensor, dtype: torch.dtype, *operands: Tensor | None) -> int:
     """Call a C function of a dense kernel (o, c, K)."""
     sizes = map(_Count, (*kernel.shape, not kernel.is_contiguous(), torch.get_num_threads()))
-    function = getattr(load_library(), f"{name}_{_TYPES[dtype]}")
-    return function(*sizes, *_addresses(operands))
+    return find_function(name, dtype)(*sizes, *_addresses(operands))
 
 
 def channel_sums(x: Tensor, centre: Tensor) -> Tensor:
@@ -275,8 +294,7 @@ def _call_on_maps(name: str, x: Tensor, *operands: Tensor) -> None:
     """Call a C function of maps like x (n, c, h, w)."""
     images, channels, height, width = x.shape
     sizes = map(_Count, (images, height, width, channels, torch.get_num_threads()))
-    function = getattr(load_library(), f"{name}_{_TYPES[x.dtype]}")
-    function(*sizes, *_addresses(operands))
+    find_function(name, x.dtype)(*sizes, *_addresses(operands))
 
 
 def _channels_last(maps: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 /* The dynamic operators and their gradients, and pooled batch normalisation. See native/__init__.py.
 
    Maps are channels-last; M is float (image, position, block, *taps). */
+#include <math.h>
 #include <omp.h>
 #include "vector.h"
 #include "product.h"
@@ -23,7 +24,6 @@ struct frame {
 
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
 static int64_t inputs(const struct frame *f) { return f->in[0] * f->in[1] * f->in[2]; }
-static int64_t whole(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
 
 /* The number of pieces of at most `most` positions. */
 static int64_t pieces(int64_t positions, int64_t most) { return (positions + most - 1) / most; }
@@ -165,6 +165,7 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "passes.h"
 #include "batch_norm.h"
 #include "fold.h"
+#include "pointwise.h"
 #undef T
 #undef PAIRED
 #undef NAME
@@ -176,3 +177,4 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "passes.h"
 #include "batch_norm.h"
 #include "fold.h"
+#include "pointwise.h"

@@ -160,6 +160,11 @@ INLINE vector sums(const vector v[LANES]) {
     return level[0];
 }
 
+INLINE float lane_sum(vector v) {
+    UNROLL for (int bit = 0; bit < BITS; bit++) v += __builtin_shuffle(v, LANE ^ (1u << bit));
+    return v[0];
+}
+
 /* Transpose a matrix of `rows` x LANES words, LANES rows at most, `from_row` words apart. */
 INLINE void transpose(uint32_t *to, int64_t to_row, const uint32_t *from, int64_t from_row,
                       int64_t rows) {

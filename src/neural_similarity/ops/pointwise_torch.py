@@ -1,0 +1,75 @@
+"""The pointwise operations of a predictor by torch's own, for any device and type."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn import grad as convolution_gradients
+
+from neural_similarity.ops.window import CONVOLUTIONS, Window, promote_dtype
+
+_INPUTS: dict[int, Callable[..., Tensor]] = {
+    3: convolution_gradients.conv1d_input,
+    4: convolution_gradients.conv2d_input,
+    5: convolution_gradients.conv3d_input,
+}
+
+
+def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
+    """`factor` over the norm of every patch, (n, 1, *out), in float32 at least."""
+    energy = promote_dtype(x).square().sum(1, keepdim=True)
+    box = energy.new_ones(1, 1, *window.kernel_size)
+    energy = CONVOLUTIONS[x.dim() - 2](energy, box, None, *window[1:])
+    if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
+        energy = energy.clamp_min_(0)
+    factors = energy.add_(eps).sqrt_().reciprocal_()
+    return factors if factor == 1 else factors.mul_(factor)
+
+
+def patch_factors_gradient(
+    grad: Tensor, x: Tensor, factors: Tensor, window: Window, factor: float
+) -> Tensor:
+    """The gradient of `patch_factors` by x; it can be differentiated again."""
+    energy = grad * factors.pow(3) * (-1 / factor**2)
+    box, shape = energy.new_ones(1, 1, *window.kernel_size), (len(x), 1, *x.shape[2:])
+    pixels = _INPUTS[x.dim()](shape, box, energy, *window[1:])
+    return (x * pixels).to(x.dtype)
+
+
+def scale_maps(y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
+    """y (n, c, *size) times factors (n, 1, *size) in y's type, or the ReLU of that."""
+    z = (y * factors).to(y.dtype)
+    return F.relu(z) if rectified else z
+
+
+def scaled_gradient(
+    grad: Tensor, z: Tensor, factors: Tensor, rectified: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of y and of the factors, from y itself or, rectified, from the result."""
+    grad = grad * (z > 0) if rectified else grad
+    of_factors = (promote_dtype(grad) * z).sum(1, keepdim=True)
+    of_factors = of_factors / factors if rectified else of_factors
+    return (grad * factors).to(z.dtype), of_factors
+
+
+def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
+    """raw (n, c, *size) times gain (c,) in float32 at least, plus 1 in every `every`-th channel."""
+    start, gain = gain_parts(raw, gain, every)
+    return torch.addcmul(start, promote_dtype(raw), gain)
+
+
+def gain_parts(raw: Tensor, gain: Tensor, every: int) -> tuple[Tensor, Tensor]:
+    """What is added to every channel, and its gain, in the type of the sum."""
+    raw, shape = promote_dtype(raw), (-1, *[1] * (raw.dim() - 2))
+    start = torch.full_like(gain, float(every == 1), dtype=raw.dtype)
+    if every > 1:
+        start = (torch.arange(len(gain), device=gain.device) % every == 0).to(raw.dtype)
+    return start.view(shape), gain.to(raw.dtype).view(shape)
+
+
+def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of raw and gain."""
+    shape, positions = (-1, *[1] * (raw.dim() - 2)), (0, *range(2, raw.dim()))
+    of_gain = (grad * raw).sum(positions).to(gain.dtype)
+    return (grad * gain.view(shape)).to(raw.dtype), of_gain
