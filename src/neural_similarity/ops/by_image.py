@@ -5,6 +5,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from neural_similarity.ops.kernel import fold_by_image
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.tracing import by_torch
 from neural_similarity.ops.window import CONVOLUTIONS
@@ -24,15 +25,13 @@ def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...], groups: i
 def convolve_by_image(given: Operands, bias: Tensor | None) -> Tensor:
     """The convolution with M (n, K, 1, ...) or (n, K, K, 1, ...), each image with its kernel W M.
 
-    The images lie side by side as groups of channels. Where channels are adjacent they would have
-    to be copied for that, and back: these go through one convolution each.
+    W may be wider than x; W M is rounded once. The images lie side by side as groups of channels.
+    Where channels are adjacent they would have to be copied for that, and back: these go through
+    one convolution each.
     """
     x, weight, m, window, groups = given
     n, dims = len(x), x.dim() - 2
-    m = m.flatten(-dims - 1)
-    kernel = weight.flatten(2).to(m.dtype)
-    folded = kernel * m[:, None, None] if m.dim() == 2 else kernel.flatten(0, 1) @ m
-    kernels = folded.to(weight.dtype).reshape(n, *weight.shape)
+    kernels = fold_by_image(weight, m.flatten(-dims - 1), x.dtype)
     geometry, convolve = (window.stride, window.padding, window.dilation), CONVOLUTIONS[dims]
     if given.has_channels_last():
         parts = zip(x.split(1), kernels.unbind(), strict=True)

@@ -20,7 +20,6 @@ from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
     autocast_dtype,
-    autocast_enabled,
     make_window,
     require_tensors,
     same_padding,
@@ -193,19 +192,31 @@ def dynamic_conv(
         ValueError: M is not one matrix per output position or image, or the dtypes of x and weight
             differ.
     """
-    x, weight, m, window, groups = given
+    x, weight, m, window, _ = given
     diagonal = _check_dynamic(m, x, window, output, blocks)
-    if autocast_enabled(x):
-        given = given._replace(x=x.to(autocast_dtype(x)), weight=weight.to(autocast_dtype(weight)))
-        with without_autocast(x):
-            return dynamic_conv(given, output, bias, blocks, backend)
-    if x.dtype != weight.dtype:
+    if autocast_dtype(x) != autocast_dtype(weight):
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
+    given = given._replace(x=x.to(autocast_dtype(x)))
+    with without_autocast(x):
+        return _typed_conv(given, output, bias, blocks, backend, diagonal)
+
+
+def _typed_conv(
+    given: Operands,
+    output: tuple[int, ...],
+    bias: Tensor | None,
+    blocks: Blocks | None,
+    backend: Backend,
+    diagonal: bool,
+) -> Tensor:
+    """`dynamic_conv` of an x in the type of the result, outside autocast."""
+    x, weight, m, window, groups = given
     m = m.to(torch.promote_types(torch.float32, x.dtype))
     if m.shape[-len(output) :] != output:
         if backend == "auto" and blocks is None and folds_by_image(x, weight, output, groups):
             return convolve_by_image(given._replace(m=m), bias)
         m = m.expand(*m.shape[: m.dim() - len(output)], *output)
+    weight = weight.to(x.dtype)
     by_definition = backend == "reference" or by_torch()
     if by_definition:
         m = m.flatten(-len(output))

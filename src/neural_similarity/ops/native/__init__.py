@@ -56,7 +56,7 @@ class Compiled:
         matrices, kernel = _positions_first(m, dims).contiguous(), _rows_by_tap(weight).contiguous()
         operands = _channels_last(x), matrices, kernel, _channels_last(grad)
         grad_maps = _output_memory(results[0].movedim(1, -1)) if needs[0] else None
-        grad_kernel = _output_memory(_rows_by_tap(results[1]), torch.float32) if needs[1] else None
+        grad_kernel = _output_memory(_rows_by_tap(results[1])) if needs[1] else None
         grad_matrices = _output_memory(_positions_first(results[2], dims)) if needs[2] else None
         for group in self._group_operands(given, *operands):
             group.call_native("backward", *operands, grad_maps, grad_matrices, grad_kernel)
@@ -100,7 +100,7 @@ class _Frame(ctypes.Structure):
         ("tap", _Triple * MOST_TAPS),
         *((name, _Count) for name in ("taps", "channels", "filters", "blocks", "full")),
         *((name, _Count) for name in ("depth", "width", "image", "x_pixel", "y_pixel", "m")),
-        *((name, _Count) for name in ("more", "threads", "each")),
+        *((name, _Count) for name in ("more", "threads", "each", "row")),
     )
 
 
@@ -147,6 +147,7 @@ class _Group:
             m=blocks * entries,
             more=block == (number - 1) * blocks // groups,
             each=kernel[2] if together else 0,
+            row=window.kernel_size[-1] * (groups == blocks == window.dilation[-1] == 1),
         )
 
     def call_native(self, name: str, *operands: Tensor | None) -> None:
@@ -207,8 +208,8 @@ def can_run_here(x: Tensor, taps: int = 1) -> bool:
 
 
 def takes_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `fold_kernel` takes a kernel (o, c, K) and M (K, K), for a result of this dtype."""
-    square = m.dim() == 2 and m.shape[0] == kernel.shape[-1] <= MOST_TAPS
+    """Whether `fold_kernel` takes a kernel (o, c, K) and M (*n, K, K), for this type of W M."""
+    square = m.shape[-2] == m.shape[-1] == kernel.shape[-1] <= MOST_TAPS
     return (
         square
         and kernel.dtype == m.dtype == torch.float32
@@ -218,10 +219,13 @@ def takes_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> bool:
 
 
 def fold_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
-    """W M for W (o, c, K), in its memory format; `takes_kernel` must be True."""
-    kernel = _dense_kernel(kernel)
-    folded = torch.empty_like(kernel, dtype=dtype)
-    _call_on_kernel("fold", kernel, dtype, kernel, m.contiguous(), folded)
+    """W M for W (o, c, K) and each M (*n, K, K), in W's memory format.
+
+    `takes_kernel` must be True.
+    """
+    folded, kernel, m = empty_folded(kernel, m, dtype), _dense_kernel(kernel), m.contiguous()
+    for own, to in zip(_each(m, 2), _each(folded, 3), strict=True):
+        _call_on_kernel("fold", kernel, dtype, kernel, own, to)
     return folded
 
 
@@ -230,14 +234,31 @@ def fold_gradients(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of W and M, from that of W M; uninitialised where `needs` leaves one out."""
     kernel, m = _dense_kernel(kernel), m.contiguous()
-    of_kernel, of_m = torch.empty_like(kernel), torch.empty_like(m)
-    if grad.stride() != kernel.stride():
-        grad = torch.empty_like(kernel, dtype=grad.dtype).copy_(grad)
-    wanted = (g if need else None for g, need in zip((of_kernel, of_m), needs, strict=True))
-    operands = kernel, m, grad, *wanted
-    if _call_on_kernel("fold_backward", kernel, grad.dtype, *operands):
-        raise MemoryError("the compiled operators ran out of memory in fold_backward")
-    return of_kernel, of_m
+    dense = empty_folded(kernel, m, grad.dtype)
+    if grad.stride() != dense.stride():
+        grad = dense.copy_(grad)
+    parts, of_m = empty_folded(kernel, m, kernel.dtype), torch.empty_like(m)
+    operands = _each(m, 2), _each(grad, 3), _each(parts, 3), _each(of_m, 2)
+    for own, g, *results in zip(*operands, strict=True):
+        wanted = (one if need else None for one, need in zip(results, needs, strict=True))
+        if _call_on_kernel("fold_backward", kernel, grad.dtype, kernel, own, g, *wanted):
+            raise MemoryError("the compiled operators ran out of memory in fold_backward")
+    several = m.dim() > 2 and needs[0]
+    return parts.flatten(0, -4).sum(0) if several else parts.view(kernel.shape), of_m
+
+
+def _each(tensors: Tensor, dims: int) -> Sequence[Tensor]:
+    """Tensors of `dims` dimensions each."""
+    return tensors.flatten(0, -1 - dims).unbind() if tensors.dim() > dims else (tensors,)
+
+
+def empty_folded(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
+    """Uninitialised kernels (*n, o, c, K) for each M (*n, K, K), in the kernel's memory format."""
+    filters, channels, taps = kernel.shape
+    shape = *m.shape[:-2], filters
+    if kernel.mT.is_contiguous() and not kernel.is_contiguous():
+        return kernel.new_empty(*shape, taps, channels, dtype=dtype).mT
+    return kernel.new_empty(*shape, channels, taps, dtype=dtype)
 
 
 def _dense_kernel(kernel: Tensor) -> Tensor:
@@ -312,11 +333,11 @@ def _positions_first(m: Tensor, dims: int) -> Tensor:
     return m.movedim(tuple(range(-dims, 0)), tuple(range(1, 1 + dims)))
 
 
-def _output_memory(result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Memory to compute `result` in: its own if it is contiguous and of `dtype`, else new."""
-    if result.is_contiguous() and result.dtype == (dtype or result.dtype):
+def _output_memory(result: Tensor) -> Tensor:
+    """Memory to compute `result` in: its own if it is contiguous, else new."""
+    if result.is_contiguous():
         return result
-    return torch.empty_like(result, dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.empty_like(result, memory_format=torch.contiguous_format)
 
 
 def _copy_unless_same(result: Tensor, found: Tensor) -> None:

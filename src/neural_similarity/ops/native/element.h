@@ -65,15 +65,46 @@ INLINE void NAME(look)(const struct frame *f, struct line line, int64_t t, const
     for (; j < line.run; j++) memset(to + j * to_step, 0, n * sizeof(T));
 }
 
+/* `look` for the taps of a kernel row from t on, which see adjacent pixels: `row` times n numbers,
+   each times the entry of m for its tap. Not to be inlined for every number of taps. */
+static __attribute__((noinline)) void NAME(look_along)(const struct frame *f, struct line line,
+                                                       int64_t t, const T *x, const float *m,
+                                                       T *to, int64_t n) {
+    const struct reach reach = reach_of(f, line, t);
+    const int64_t size = f->row * n, width = f->in[2], from = line.first[2] + f->tap[t][2];
+    words tap_of[FEW_CHANNELS]; /* the tap of every lane */
+    for (int64_t i = 0; i < size; i += LANES) tap_of[i / LANES] = (LANE + (uint32_t)i) / (uint32_t)n;
+    for (int64_t j = 0; j < line.run; j++, to += f->depth, m += m ? f->m : 0) {
+        const int64_t left = from + j * reach.step;
+        const int64_t skip = reach.last ? (left < 0 ? least(-left, f->row) : 0) * n : size;
+        const int64_t end = reach.last ? (left < width ? least(width - left, f->row) : 0) * n : 0;
+        const T *in = x + (reach.offset + j * reach.step) * n;
+        const vector factors = m ? load_some_float32(m + t, f->row) : (vector){0};
+        for (int64_t i = 0; i < size; i += LANES) {
+            vector v = {0};
+            if (skip <= i && i + least(size - i, LANES) <= end) v = NAME(load_some)(in + i, size - i);
+            else for (int64_t k = i; k < least(size, i + LANES); k++)
+                v[k - i] = k < skip || k >= end ? 0 : NAME(wide)(in[k]);
+            if (m) v *= __builtin_shuffle(factors, tap_of[i / LANES]);
+            NAME(store_some)(to + i, v, size - i);
+        }
+    }
+}
+
 /* Gather the patches of positions from `at` on; times the diagonal M if `m` is given. */
 INLINE void NAME(gather)(const struct frame *f, const T *x, const float *m, int64_t at,
                          int64_t count, T *to, int64_t taps, int64_t n, int64_t blocks) {
     for (int64_t done = 0, run; done < count; done += run) {
         const struct line line = line_of(f, at + done, count - done);
         run = line.run;
-        for (int64_t t = 0; t < taps; t++)
-            NAME(look)(f, line, t, x, m ? m + (at + done) * f->m : 0,
-                       to + done * f->depth + t * n, f->depth, taps, n, blocks);
+        const float *own = m ? m + (at + done) * f->m : 0;
+        T *rows = to + done * f->depth;
+        if (goes_along(f))
+            for (int64_t t = 0; t < taps; t += f->row)
+                NAME(look_along)(f, line, t, x, own, rows + t * n, n);
+        else
+            for (int64_t t = 0; t < taps; t++)
+                NAME(look)(f, line, t, x, own, rows + t * n, f->depth, taps, n, blocks);
     }
 }
 
@@ -104,6 +135,20 @@ INLINE void NAME(agree)(float *grad_m, const float *g, const T *x, int64_t taps,
         vector sum = sums(product);
         if (more) sum += load_some_float32(grad_m + base, taps - base);
         store_some_float32(grad_m + base, sum, taps - base);
+    }
+}
+
+/* `agree` for few channels: products first, then the sum of each tap. */
+static __attribute__((noinline)) void NAME(agree_few)(float *grad_m, const float *g, const T *x,
+                                                      int64_t taps, int64_t n, int more) {
+    float products[MOST_TAPS * FEW_CHANNELS + LANES];
+    for (int64_t i = 0; i < taps * n; i += LANES)
+        store_float32(products + i, NAME(load_some)(x + i, taps * n - i) *
+                                    load_some_float32(g + i, taps * n - i));
+    for (int64_t t = 0; t < taps; t++) {
+        float sum = more ? grad_m[t] : 0;
+        for (int64_t c = 0; c < n; c++) sum += products[t * n + c];
+        grad_m[t] = sum;
     }
 }
 
@@ -206,6 +251,8 @@ INLINE void NAME(derive)(const struct frame *f, float *g, const T *patches, cons
             }
             if (f->full)
                 NAME(unmix)(gradient, outgoing, patch, m + of_m, products, taps, b, n, f->more);
+            else if (gradient && goes_along(f))
+                NAME(agree_few)(gradient, outgoing, patch, taps, n, f->more);
             else if (gradient)
                 NAME(agree)(gradient, outgoing, patch, taps, b, n, f->more);
         }

@@ -8,6 +8,9 @@
 
 #define MOST_TAPS 64
 #define POSITIONS 96 /* taken at a time */
+#define MANY 288     /* of them with a large kernel, which every chunk reads, and its gradient */
+#define LARGE (1 << 20) /* numbers of such a kernel */
+#define FEW_CHANNELS 8  /* at most, where what a kernel row sees is read at once */
 #define FEW 512      /* positions of images that are taken together */
 #define NEARBY 32768 /* numbers of patches of grouped kernels that are taken together */
 #define ROWS 4       /* rows whose sums stay in registers, in grouped.h */
@@ -20,6 +23,7 @@ struct frame {
     int64_t image, x_pixel, y_pixel, m; /* elements from image to image, position to position */
     int64_t more, threads;  /* more: add to the gradient of M */
     int64_t each;           /* channels and filters of a group if all are taken at once, or 0 */
+    int64_t row;            /* taps of a kernel row if they see adjacent pixels of few channels, or 0 */
 };
 
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
@@ -31,10 +35,16 @@ static int64_t pieces(int64_t positions, int64_t most) { return (positions + mos
 /* Whether forward adds every tap as it is read. */
 static int needs_no_columns(const struct frame *f) { return f->each == 1 && !f->full; }
 
+/* Whether what a kernel row sees is read at once: a vector must have a lane for each of its taps. */
+static int goes_along(const struct frame *f) {
+    return f->row && f->row <= LANES && f->channels <= FEW_CHANNELS;
+}
+
 /* Positions whose columns are taken at a time. */
 static int64_t positions_for(const struct frame *f) {
     const int64_t near = NEARBY / f->depth / ROWS * ROWS;
-    return f->each ? (near < ROWS ? ROWS : least(near, POSITIONS)) : POSITIONS;
+    if (!f->each) return f->width * f->depth < LARGE ? POSITIONS : MANY;
+    return near < ROWS ? ROWS : least(near, POSITIONS);
 }
 
 /* The rows that the products of `count` positions fill. */

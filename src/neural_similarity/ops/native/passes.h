@@ -128,10 +128,10 @@ struct NAME(desk) {
     vector *products;
 };
 
-/* Add to `grad_weight`, in panels, the product of outgoing and columns of some positions. */
+/* The product of outgoing and columns of some positions, in panels; added to `grad_weight` if `more`. */
 INLINE void NAME(correlate)(const struct frame *f, const struct NAME(desk) *d, int64_t rows,
-                            float *grad_weight) {
-    const int64_t tall = rows / (1 + PAIRED), most = POSITIONS / (1 + PAIRED);
+                            float *grad_weight, int more) {
+    const int64_t tall = rows / (1 + PAIRED), most = positions_for(f) / (1 + PAIRED);
     struct matrix outgoing = {(uint32_t *)d->outgoing, TILE, f->width};
     struct matrix columns = {(uint32_t *)d->columns, TILE, f->depth};
     if (PAIRED) outgoing = panels(PAIRED, d->woven, d->outgoing, rows, f->width);
@@ -141,13 +141,14 @@ INLINE void NAME(correlate)(const struct frame *f, const struct NAME(desk) *d, i
         turn(d->turned + o * most, most, outgoing.at + o / TILE * outgoing.row, outgoing.step,
              tall, TILE);
     multiply(PAIRED, (struct matrix){d->turned, most, 1}, columns,
-             (struct target){grad_weight, TILE, f->width * TILE}, f->width, f->depth, tall, 1);
+             (struct target){grad_weight, TILE, f->width * TILE}, f->width, f->depth, tall, more);
 }
 
-/* Add the gradients of a chunk of images to `images` and `grad_weight`, and write grad_m's. */
+/* Add the gradients of a chunk of images to `images` and, if `more`, `grad_weight`, and write grad_m's. */
 INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d, const T *x,
                                const float *m, const T *grad, struct matrix kernel,
-                               float *grad_m, float *grad_weight, int64_t at, int64_t count) {
+                               float *grad_m, float *grad_weight, int more, int64_t at,
+                               int64_t count) {
     const int64_t rows = rows_of(f, PAIRED, count);
     memset(d->outgoing, 0, rows * f->width * sizeof(T));
     for (int64_t j = 0; j < count; j++)
@@ -157,7 +158,7 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
         memset(d->columns + count * f->depth, 0, (rows - count) * f->depth * sizeof(T));
         if (f->each)
             BY_EACH(NAME(grouped_correlate), f, d->outgoing, d->columns, grad_weight, count);
-        else NAME(correlate)(f, d, rows, grad_weight);
+        else NAME(correlate)(f, d, rows, grad_weight, more);
     }
     if (!d->images && !grad_m) return;
     const struct matrix outgoing = {(uint32_t *)d->outgoing, f->width / (1 + PAIRED), 1};
@@ -172,26 +173,25 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
     if (d->images) SPECIALISED(scatter, f, d->images, f->full ? 0 : m, at, count, d->g);
 }
 
-/* The gradient (filters, taps, channels) of the kernel, in float, as the sum of every thread's.
+/* The gradient (filters, taps, channels) of the kernel as the sum of every thread's.
 
    Theirs are in panels: TILE entries of filter 0, TILE of filter 1, ..., then the next TILE of 0;
    or in the layout of `grouped.h`: entry 0 of LANES filters, entry 1 of these, ..., then the next
-   filters. So a filter has runs of `run` entries that are `step` apart. */
-static void NAME(sum_kernels)(const struct frame *f, int64_t threads, const float *from,
-                              float *to) {
+   filters. */
+static void NAME(sum_kernels)(const struct frame *f, int64_t threads, const float *from, T *to) {
     const int64_t row = f->taps * (f->each ? f->each : f->channels), size = kernel_size(f);
-    const int64_t run = f->each ? row : TILE, step = f->each ? LANES : 1;
     #pragma omp parallel for num_threads(f->threads) schedule(static)
-    for (int64_t o = 0; o < f->filters; o++) {
-        const int64_t first = f->each ? o / LANES * LANES * row + o % LANES : o * TILE;
-        for (int64_t k = 0; k < row; k += run)
+    for (int64_t o = 0; o < f->filters; o++)
+        for (int64_t k = 0; k < row; k += LANES) {
+            vector sum = {0};
             for (int64_t thread = 0; thread < threads; thread++) {
-                const float *own = from + thread * size + first + k * f->width;
-                float *sum = to + o * row + k;
-                for (int64_t i = 0; i < least(run, row - k); i++)
-                    sum[i] = own[i * step] + (thread ? sum[i] : 0);
+                const float *own = from + thread * size;
+                if (!f->each) sum += load_float32(own + k / TILE * TILE * f->width + o * TILE + k % TILE);
+                else for (int64_t i = 0; i < least(LANES, row - k); i++)
+                    sum[i] += own[(o / LANES * row + k + i) * LANES + o % LANES];
             }
-    }
+            NAME(store_some)(to + o * row + k, sum, row - k);
+        }
 }
 
 /* Pixels `from` to `to` of grad_x as the sums of `parts` images that are `apart` floats apart. */
@@ -207,12 +207,12 @@ static void NAME(write_images)(const struct frame *f, const float *images, int64
         }
 }
 
-/* The gradients that are not null; grad_weight (filters, taps, channels) is in float. Positions of
-   an image add to the same input, so threads divide the images among them, or the positions of each
-   image if there are more threads; each thread sums images and a grad_weight of its own. Returns
-   what `forward` does. */
+/* The gradients that are not null; grad_weight is (filters, taps, channels). Positions of an image
+   add to the same input, so threads divide the images among them, or the positions of each image if
+   there are more threads; each thread sums images and a grad_weight of its own. Returns what
+   `forward` does. */
 int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *weight,
-                   const T *grad, T *grad_x, float *grad_m, float *grad_weight) {
+                   const T *grad, T *grad_x, float *grad_m, T *grad_weight) {
     const int64_t size = kernel_size(f), most = together(f), rows = positions_for(f);
     const int64_t pixels = inputs(f), image_size = most * pixels * f->channels;
     int64_t team = 1; /* actual threads: the system may give fewer than requested */
@@ -243,7 +243,8 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
         if (d.columns) memset(d.columns, 0, columns_size * sizeof(T));
         if (d.patches) memset(d.patches, 0, columns_size * sizeof(T));
         float *to_weight = weights ? weights + thread * size : 0;
-        if (to_weight) memset(to_weight, 0, size * sizeof(float));
+        int more = f->each != 0; /* whether to_weight has numbers already */
+        if (to_weight && more) memset(to_weight, 0, size * sizeof(float));
         if (thread == 0) team = omp_get_num_threads();
         const struct tiles before = take_matrix_unit();
         #pragma omp barrier
@@ -254,14 +255,15 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
             const int64_t done = image * outputs(f);
             if (d.images) memset(d.images, 0, some * pixels * f->channels * sizeof(float));
             const int64_t end = positions * (share.part + 1) / parts;
-            for (int64_t at = positions * share.part / parts; at < end; at += rows)
+            for (int64_t at = positions * share.part / parts; at < end; at += rows, more = 1)
                 NAME(derive_chunk)(f, &d, x + image * f->image, m + done * f->m,
                                    grad + done * f->y_pixel, kernel,
-                                   grad_m ? grad_m + done * f->m : 0, to_weight, at,
+                                   grad_m ? grad_m + done * f->m : 0, to_weight, more, at,
                                    least(end - at, rows));
             if (d.images && parts == 1)
                 NAME(write_images)(f, d.images, 0, 1, grad_x + image * f->image, 0, some * pixels);
         }
+        if (to_weight && !more) memset(to_weight, 0, size * sizeof(float));
         #pragma omp barrier
         if (d.images && !full && parts > 1 && share.first < share.last)
             NAME(write_images)(f, d.images - share.part * image_size, image_size, parts,
