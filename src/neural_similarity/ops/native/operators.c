@@ -10,6 +10,7 @@
 #define POSITIONS 96 /* taken at a time */
 #define MANY 288     /* of them with a large kernel, which every chunk reads, and its gradient */
 #define LARGE (1 << 20) /* numbers of such a kernel */
+#define BRIEF 64        /* rows whose sum is in float */
 #define FEW_CHANNELS 8  /* at most, where what a kernel row sees is read at once */
 #define FEW 512      /* positions of images that are taken together */
 #define NEARBY 32768 /* numbers of patches of grouped kernels that are taken together */

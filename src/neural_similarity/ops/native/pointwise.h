@@ -68,30 +68,41 @@ int NAME(gained)(int64_t images, int64_t positions, int64_t channels, int64_t la
     return 0;
 }
 
-/* The gradients of raw and, as sums over positions of each thread (threads, channels), of gain. */
+/* The gradients of raw and, as sums over positions of each thread (threads, channels), of gain: in
+   float over BRIEF rows, then in double. Returns 0, or 1 if memory ran out. */
 int NAME(gained_gradient)(int64_t images, int64_t positions, int64_t channels, int64_t last,
                           int64_t threads, const float *grad, const T *raw, const float *gain,
                           T *grad_raw, double *grad_gain) {
     const int64_t rows = images * (last ? positions : channels), size = last ? channels : positions;
+    int full = 0;
     #pragma omp parallel num_threads(threads)
     {
         double *sums = grad_gain + omp_get_thread_num() * channels;
+        float *few = room((channels + LANES) * sizeof(float), &full);
+        #pragma omp barrier
         #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; row++) {
-            vector total = {0};
-            for (int64_t i = 0; i < size; i += LANES) {
-                const int64_t at = row * size + i, lanes = size - i, c = last ? i : row % channels;
-                const vector each = last ? load_some_float32(gain + c, lanes) : gain[c] - (vector){0};
-                const vector g = load_some_float32(grad + at, lanes);
-                const vector product = g * NAME(load_some)(raw + at, lanes);
-                NAME(store_some)(grad_raw + at, g * each, lanes);
-                if (last) for (int64_t j = 0; j < least(lanes, LANES); j++) sums[c + j] += product[j];
-                else total += product;
+        for (int64_t brief = 0; brief < (full ? 0 : pieces(rows, BRIEF)); brief++) {
+            memset(few, 0, (channels + LANES) * sizeof(float));
+            for (int64_t row = brief * BRIEF; row < least(rows, (brief + 1) * BRIEF); row++) {
+                const int64_t own = row % channels;
+                vector total = {0};
+                for (int64_t i = 0; i < size; i += LANES) {
+                    const int64_t at = row * size + i, lanes = size - i;
+                    const vector each =
+                        last ? load_some_float32(gain + i, lanes) : gain[own] - (vector){0};
+                    const vector g = load_some_float32(grad + at, lanes);
+                    const vector product = g * NAME(load_some)(raw + at, lanes);
+                    NAME(store_some)(grad_raw + at, g * each, lanes);
+                    if (last) store_float32(few + i, load_float32(few + i) + product);
+                    else total += product;
+                }
+                if (!last) sums[own] += lane_sum(total);
             }
-            if (!last) sums[row % channels] += lane_sum(total);
+            for (int64_t c = 0; last && c < channels; c++) sums[c] += few[c];
         }
+        free(few);
     }
-    return 0;
+    return full;
 }
 
 /* energies = squares summed over channels. */
@@ -140,25 +151,28 @@ int NAME(patch_factors)(const struct frame *f, int64_t last, const T *x, float e
 /* The gradient of x by that of its factors: x times what its patches' factors ask for. */
 int NAME(patch_factors_gradient)(const struct frame *f, int64_t last, const float *grad,
                                  const T *x, const float *factors, float scale, T *grad_x) {
-    const int64_t rows = f->out[0] * f->out[1], pixels = inputs(f);
+    const int64_t rows = f->out[0] * f->out[1], pixels = inputs(f), size = f->out[2];
     int full = 0;
     float *wanted = room(f->images * pixels * sizeof(float), &full);
+    float *asked = room(f->threads * size * sizeof(float), &full);
     if (wanted) memset(wanted, 0, f->images * pixels * sizeof(float));
     #pragma omp parallel for num_threads(f->threads) schedule(static)
     for (int64_t image = 0; image < (full ? 0 : f->images); image++)
         for (int64_t row = image * rows; row < (image + 1) * rows; row++) {
-            const struct line line = line_of(f, row * f->out[2], f->out[2]);
-            const float *g = grad + row * f->out[2], *factor = factors + row * f->out[2];
+            const struct line line = line_of(f, row * size, size);
+            const float *g = grad + row * size, *factor = factors + row * size;
+            float *own = asked + omp_get_thread_num() * size;
+            for (int64_t j = 0; j < size; j++)
+                own[j] = g[j] * factor[j] * (factor[j] / scale) * (factor[j] / scale);
             for (int64_t t = 0; t < f->taps; t++) {
                 const struct reach reach = reach_of(f, line, t);
                 float *to = wanted + reach.offset;
-                for (int64_t j = reach.first; j < reach.last; j++)
-                    to[j * reach.step] -=
-                        g[j] * factor[j] * (factor[j] / scale) * (factor[j] / scale);
+                for (int64_t j = reach.first; j < reach.last; j++) to[j * reach.step] -= own[j];
             }
         }
     if (!full)
         NAME(scaled)(f->images, pixels, f->channels, last, f->threads, x, wanted, 0, grad_x);
     free(wanted);
+    free(asked);
     return full;
 }

@@ -94,7 +94,8 @@ def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Te
     of_raw = torch.empty_like(raw)
     of_gain = wide.new_zeros(sizes[-1], len(gain), dtype=torch.float64)
     maps = grad.data_ptr(), raw.data_ptr(), wide.data_ptr(), of_raw.data_ptr()
-    _function("gained_gradient", raw.dtype)(*sizes, *maps, of_gain.data_ptr())
+    if _function("gained_gradient", raw.dtype)(*sizes, *maps, of_gain.data_ptr()):
+        raise MemoryError("the compiled operators ran out of memory in gained_gradient")
     return of_raw, of_gain.sum(0).to(gain.dtype)
 
 
