@@ -21,6 +21,7 @@ from neural_similarity.lab.paper.adapt_report import (
 from neural_similarity.lab.paper.adapt_runs import cell_path, read_sheet
 from neural_similarity.lab.paper.adapt_unlabelled import KNOWN, KNOWN_CHANGES, STREAM
 from neural_similarity.lab.paper.markdown import interval_text
+from neural_similarity.lab.paper.verdicts import LEVEL
 from neural_similarity.lab.recipes.adaptation import WAYS
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +55,24 @@ def accuracy(cell, way):
 
 def baseline_label(way):
     return WAYS[way][0] if way in WAYS else UNDONE_LABEL
+
+
+def test_what_the_page_says_of_ways_that_train():
+    ahead = {}
+    cells = read_map(ROOT / "results")
+    for cell in cells:
+        leads = cell.leads[OURS_UNTUNED]
+        trained = {way: lead for way, lead in leads.over.items() if cell.trained[way]}
+        best = min(trained, key=lambda way: trained[way].mean)
+        if trained[best].mean > 0 and leads.adjusted[best] < LEVEL:
+            ahead[cell.change] = cell, best, trained[best], leads.adjusted[best]
+    ((cell, best, lead, adjusted),) = ahead.values()
+    assert (cell.change, cell.labels, best) == ("rotation-30", 10, "all")
+    text = " ".join(PAGE.split())
+    told = f"the best of them, by {interval_text(lead)} points (p {adjusted:.3f} after adjustment)"
+    assert f"{told}, with {cell.trained[OURS_UNTUNED]:,} numbers for {cell.trained[best]:,}" in text
+    assert f"It is so in 1 of {len(cells)} cells." in text
+    assert cell.leads[OURS_UNTUNED].best_baseline == "undone"
 
 
 def test_what_the_page_says_of_rates():

@@ -67,15 +67,16 @@ def test_leads_are_crossed_intervals_adjusted_for_the_baselines(results):
     write_cell(results)
     cell = read_cell(results, "rotation-30", 10)
     assert cell.correct["full"].shape == cell.correct["nothing"].shape == (4, IMAGES)
-    assert set(cell.leads) == set(MAP_WAYS) - {"full", "full-default"}
-    changes = 100 * (cell.correct["full"].double() - cell.correct["all"].double())
-    assert cell.leads["all"] == by_seed_and_image(changes)
-    assert list(cell.adjusted.values()) == holm([lead.p for lead in cell.leads.values()])
-    assert cell.best_baseline == "all"
-    assert cell.leads_all
+    for ours, leads in cell.leads.items():
+        assert set(leads.over) == set(MAP_WAYS) - {"full", "full-default"}
+        changes = 100 * (cell.correct[ours].double() - cell.correct["all"].double())
+        assert leads.over["all"] == by_seed_and_image(changes) == leads.least
+        assert list(leads.adjusted.values()) == holm([lead.p for lead in leads.over.values()])
+        assert leads.best_baseline == "all"
+    assert [leads.ahead for leads in cell.leads.values()] == [True, False]
     page = map_to_markdown(read_map(results), picture="map.png")
     assert "1 of 36 cells have run" in page
-    assert "in 1 of them" in page
+    assert "in 1 of them, and with its rate by curvature in 0." in page
     assert "| static full M | 7 | 0.01 |" in page
     assert "| as it is | 0 |  |" in page
 
@@ -83,7 +84,7 @@ def test_leads_are_crossed_intervals_adjusted_for_the_baselines(results):
 def test_a_lead_by_chance_is_none(results):
     write_cell(results, shares={"full": 0.61})
     cell = read_cell(results, "rotation-30", 10)
-    assert not cell.leads_all
+    assert not cell.leads["full"].ahead
     assert "in 0 of them" in map_to_markdown([cell])
 
 
