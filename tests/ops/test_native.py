@@ -79,7 +79,7 @@ LINE = Case(Problem("line", (1, 4), size=(1, 9), padding=(0, 0), groups=2), line
         *((case, dtype) for case in WIDTHS for dtype in FLOATS),
         *((case, torch.float32) for case in (*LAYOUTS, LINE)),
         *((case, dtype) for case in (*ACROSS, *GROUPED, *NARROW_ROWS) for dtype in FLOATS),
-        *((LARGE, dtype) for dtype in FLOATS),
+        *(pytest.param(LARGE, dtype, marks=pytest.mark.long) for dtype in FLOATS),
         *BLOCKS,
     ],
     ids=str,

@@ -134,3 +134,60 @@ INLINE void NAME(depthwise)(const struct frame *f, const T *x, const float *m, i
         }
     }
 }
+
+/* The gradients of a depthwise kernel under a diagonal M at one tap, for some channels: with g = W
+   grad, x's gets m g, that of W gets m x grad, both unless null, and M's is the sum of g x. */
+INLINE vector NAME(depthwise_gradients)(const T *grad, const T *x, const float *kernel, float m,
+                                        float *grad_x, float *grad_kernel, int64_t lanes) {
+    const vector out = NAME(load_some)(grad, lanes), seen = NAME(load_some)(x, lanes);
+    const vector g = load_float32(kernel) * out;
+    if (grad_x) add(grad_x, m * g, lanes);
+    if (grad_kernel) store_float32(grad_kernel, load_float32(grad_kernel) + m * seen * out);
+    return g * seen;
+}
+
+/* All gradients of a depthwise kernel under a diagonal M, without columns. */
+INLINE void NAME(depthwise_derive)(const struct frame *f, const T *x, const float *m, const T *grad,
+                                   const float *kernel, float *images, float *grad_m,
+                                   float *grad_kernel, int64_t at, int64_t count) {
+    const int64_t taps = f->taps, n = f->channels;
+    struct reach reach[MOST_TAPS];
+    for (int64_t done = 0, run; done < count; done += run) {
+        const struct line line = line_of(f, at + done, count - done);
+        run = line.run;
+        for (int64_t t = 0; t < taps; t++) reach[t] = reach_of(f, line, t);
+        for (int64_t j = 0; j < run; j++) {
+            const int64_t position = at + done + j;
+            const T *out = grad + position * f->y_pixel;
+            const float *own = m + position * f->m;
+            float *of_m = grad_m + position * f->m;
+            vector product[MOST_TAPS + LANES];
+            for (int64_t t = 0; t < taps; t++) {
+                const int64_t pixel = reach[t].offset + j * reach[t].step;
+                product[t] = (vector){0};
+                if (j < reach[t].first || j >= reach[t].last) continue;
+                const T *in = x + pixel * f->x_pixel;
+                const float *w = kernel + t * LANES;
+                float *to = images ? images + pixel * n : 0;
+                float *of_w = grad_kernel ? grad_kernel + t * LANES : 0;
+                vector sum = {0};
+                int64_t i = 0;
+                for (; i + LANES <= n; i += LANES)
+                    sum += NAME(depthwise_gradients)(out + i, in + i, w + i * taps, own[t],
+                                                     to ? to + i : 0, of_w ? of_w + i * taps : 0,
+                                                     LANES);
+                if (i < n)
+                    sum += NAME(depthwise_gradients)(out + i, in + i, w + i * taps, own[t],
+                                                     to ? to + i : 0, of_w ? of_w + i * taps : 0,
+                                                     n - i);
+                product[t] = sum;
+            }
+            for (int64_t t = 0; grad_m && t < taps; t += LANES) {
+                for (int64_t rest = taps; rest < t + LANES; rest++) product[rest] = (vector){0};
+                const vector before = load_some_float32(of_m + t, taps - t);
+                store_some_float32(of_m + t, sums(product + t) + (f->more ? before : (vector){0}),
+                                   taps - t);
+            }
+        }
+    }
+}

@@ -149,6 +149,11 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
                                const float *m, const T *grad, struct matrix kernel,
                                float *grad_m, float *grad_weight, int more, int64_t at,
                                int64_t count) {
+    if (needs_no_columns(f)) {
+        NAME(depthwise_derive)(f, x, m, grad, (float *)kernel.at, d->images, grad_m, grad_weight, at,
+                               count);
+        return;
+    }
     const int64_t rows = rows_of(f, PAIRED, count);
     memset(d->outgoing, 0, rows * f->width * sizeof(T));
     for (int64_t j = 0; j < count; j++)
