@@ -142,13 +142,15 @@ def test_headlines_of_the_full_schedule():
         assert (change.high - change.low) / 2 < 0.5
 
 
-def steps(file, what, name):
+def steps(file, what, name, dtype=None):
     """How long training steps take beside the plain network's, least and most."""
     rows = json.loads(read(f"benchmarks/{file}"))["rows"]
     found = [
         row["times"]["step"]["ratio"]
         for row in rows
-        if row["group"]["what"].startswith(what) and row["name"] == name
+        if row["group"]["what"].startswith(what)
+        and row["name"] == name
+        and row["group"]["dtype"] == (dtype or row["group"]["dtype"])
     ]
     return f"{min(found):.2f} to {max(found):.2f}" if len(found) > 1 else f"{found[0]:.2f}"
 
@@ -157,7 +159,10 @@ def test_the_readme_says_what_a_step_costs():
     readme = read("README.md")
     static = steps("recipes.json", "updates", "cifar10-static-uns")
     dynamic = steps("recipes.json", "updates", "cifar10-dynamic-dns")
-    networks = steps("epyc/networks.json", "updates of ResNet-18", "dynamic-diagonal")
+    networks = " and ".join(
+        steps("epyc/price.json", "step of ResNet-18", "dynamic-diagonal", dtype)
+        for dtype in ("fp32", "bf16")
+    )
     (layer,) = re.findall(
         r"\| layer, forward and backward .*\*\* \((.*?)×\)",
         read("docs/gpu.md"),
