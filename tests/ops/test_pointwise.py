@@ -31,6 +31,13 @@ def test_by_torch(law, maps, dtype, monkeypatch):
     LAWS[law](maps, dtype, "cpu")
 
 
+@on_every_map
+def test_norms_are_wide_under_autocast(maps, monkeypatch):
+    monkeypatch.setattr(native, "load_library", lambda: "there is no C compiler")
+    with torch.autocast("cpu", torch.bfloat16):
+        LAWS["factors"](maps, torch.float32, "cpu")
+
+
 @in_c
 def test_second_derivatives_in_c():
     check_second_derivatives("cpu")

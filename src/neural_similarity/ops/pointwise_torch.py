@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn import grad as convolution_gradients
 
-from neural_similarity.ops.window import CONVOLUTIONS, Window, promote_dtype
+from neural_similarity.ops.window import CONVOLUTIONS, Window, promote_dtype, without_autocast
 
 _INPUTS: dict[int, Callable[..., Tensor]] = {
     3: convolution_gradients.conv1d_input,
@@ -20,7 +20,8 @@ def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tenso
     """`factor` over the norm of every patch, (n, 1, *out), in float32 at least."""
     energy = promote_dtype(x).square().sum(1, keepdim=True)
     box = energy.new_ones(1, 1, *window.kernel_size)
-    energy = CONVOLUTIONS[x.dim() - 2](energy, box, None, *window[1:])
+    with without_autocast(x):
+        energy = CONVOLUTIONS[x.dim() - 2](energy, box, None, *window[1:])
     if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
         energy = energy.clamp_min_(0)
     factors = energy.add_(eps).sqrt_().reciprocal_()
@@ -33,7 +34,8 @@ def patch_factors_gradient(
     """The gradient of `patch_factors` by x; it can be differentiated again."""
     energy = grad * factors.pow(3) * (-1 / factor**2)
     box, shape = energy.new_ones(1, 1, *window.kernel_size), (len(x), 1, *x.shape[2:])
-    pixels = _INPUTS[x.dim()](shape, box, energy, *window[1:])
+    with without_autocast(x):
+        pixels = _INPUTS[x.dim()](shape, box, energy, *window[1:])
     return (x * pixels).to(x.dtype)
 
 
