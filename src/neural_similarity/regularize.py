@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from neural_similarity.choices import public_names, require_least
 from neural_similarity.nn import (
@@ -76,7 +78,7 @@ def parameter_groups(
 
     Raises:
         ValueError: a decay or the momentum is negative, or the logits do not depend on the
-            parameters, or are of fewer than two classes.
+            parameters, have no second derivative, or are of fewer than two classes.
     """
     check_module(model)
     predictor_decay = weight_decay if predictor_decay is None else predictor_decay
@@ -102,8 +104,23 @@ def parameter_groups(
         return found
     require_least("momentum", momentum, 0)
     trained = [p for group in found for p in group["params"]]
-    limit = 2 * (1 + momentum) / _largest_curvature(_uniform_loss(logits()), trained)
+    with _TwiceDifferentiable():
+        loss = _uniform_loss(logits())
+    limit = 2 * (1 + momentum) / _largest_curvature(loss, trained)
     return [group | {"lr": _SHARE_OF_LIMIT * limit, "momentum": momentum} for group in found]
+
+
+class _TwiceDifferentiable(TorchFunctionMode):
+    """Computes activations for which torch has no second derivative by functions that have one."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func in (F.hardsigmoid, F.hardswish):
+            gate = F.relu6(args[0] + 3) / 6
+            return gate if func is F.hardsigmoid else args[0] * gate
+        return func(*args, **(kwargs or {}))
 
 
 def _uniform_loss(logits: Tensor) -> Tensor:
@@ -126,10 +143,17 @@ def _largest_curvature(loss: Tensor, parameters: list[nn.Parameter]) -> float:
     for _ in range(_PRODUCTS):
         length = torch.stack([part.square().sum() for part in vector]).sum().sqrt()
         vector = [part / length for part in vector]
-        vector = torch.autograd.grad(
-            *([g for g, _ in used], [p for _, p in used], vector),
-            retain_graph=True, materialize_grads=True,
-        )  # fmt: skip
+        try:
+            vector = torch.autograd.grad(
+                *([g for g, _ in used], [p for _, p in used], vector),
+                retain_graph=True, materialize_grads=True,
+            )  # fmt: skip
+        except RuntimeError as error:
+            if "not implemented" not in str(error):
+                raise
+            raise ValueError(
+                f"`logits` must be differentiable twice, or the rate given: {error}"
+            ) from error
         value = torch.stack([part.square().sum() for part in vector]).sum().sqrt().item()
         if not 0 < value < inf:
             raise ValueError(f"`logits` must depend on the parameters, got a curvature of {value}")

@@ -138,3 +138,40 @@ def test_logits_that_set_no_rate_and_a_momentum_below_zero_are_refused():
             find(layer, logits=lambda shape=shape: layer.weight.sum().expand(shape))
     with pytest.raises(ValueError, match="`momentum` must be at least 0"):
         find(layer, logits=lambda: layer(torch.ones(1, 2)), momentum=-0.1)
+
+
+class Gate(nn.Module):
+    """x times relu6(x + 3) / 6, or that factor alone, as torch has them without a derivative."""
+
+    def __init__(self, scales):
+        super().__init__()
+        self.scales = scales
+
+    def forward(self, x):
+        gate = nn.functional.relu6(x + 3) / 6
+        return x * gate if self.scales else gate
+
+
+def rate_with(*activations):
+    torch.manual_seed(0)
+    convolutions = [ns.Conv2d(3, 3, 3, similarity="static-full") for _ in activations]
+    layers = [one for pair in zip(convolutions, activations, strict=True) for one in pair]
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    network = nn.Sequential(*layers)
+    groups = ns.parameter_groups(network, weight_decay=0.0, logits=lambda: network(x))
+    return [group["lr"] for group in groups]
+
+
+def test_activations_without_a_second_derivative():
+    """MobileNetV3 has them."""
+    found = rate_with(nn.Hardswish(), nn.Hardsigmoid())
+    assert found == pytest.approx(rate_with(Gate(True), Gate(False)), rel=1e-5)
+
+
+def test_other_functions_without_a_second_derivative_are_named():
+    layer = ns.Conv2d(3, 3, 3, similarity="static-full")
+    x = torch.randn(2, 3, 5, 5)
+    with pytest.raises(ValueError, match=r"`logits` must be differentiable twice.*hardsigmoid"):
+        ns.parameter_groups(
+            layer, weight_decay=0.0, logits=lambda: torch.ops.aten.hardsigmoid(layer(x))
+        )
