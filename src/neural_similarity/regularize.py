@@ -78,7 +78,7 @@ def parameter_groups(
 
     Raises:
         ValueError: a decay or the momentum is negative, or the logits do not depend on the
-            parameters, have no second derivative, or are of fewer than two classes.
+            parameters, overflow, have no second derivative, or are of fewer than two classes.
     """
     check_module(model)
     predictor_decay = weight_decay if predictor_decay is None else predictor_decay
@@ -156,7 +156,9 @@ def _largest_curvature(loss: Tensor, parameters: list[nn.Parameter]) -> float:
             ) from error
         value = torch.stack([part.square().sum() for part in vector]).sum().sqrt().item()
         if not 0 < value < inf:
-            raise ValueError(f"`logits` must depend on the parameters, got a curvature of {value}")
+            raise ValueError(
+                f"`logits` must be finite and depend on the parameters, got a curvature of {value}"
+            )
     return value
 
 

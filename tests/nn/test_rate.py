@@ -131,7 +131,9 @@ def test_the_rate_knows_no_labels_and_no_loss():
 
 def test_logits_that_set_no_rate_and_a_momentum_below_zero_are_refused():
     layer, find = nn.Linear(2, 2), partial(ns.parameter_groups, weight_decay=0.0)
-    with pytest.raises(ValueError, match=r"`logits` must depend on the parameters, got .* 0\.0"):
+    with pytest.raises(
+        ValueError, match=r"`logits` must be finite and depend on the parameters, got .* 0\.0"
+    ):
         find(layer, logits=lambda: 0 * layer(torch.ones(1, 2)))
     for shape in ((3,), (3, 1)):
         with pytest.raises(ValueError, match=r"`logits` must return .* two classes at least, got"):
