@@ -71,7 +71,9 @@ def time_export(name):
     with tempfile.TemporaryDirectory() as folder:
         images, run = Path(folder) / "images", Path(folder) / "run"
         write_images(images, size)
-        words = "train adapt --pretrained False --steps 1 --drops --lr 0.001 --batch-size 4 --threads 1".split()
+        words = (
+            "train adapt --pretrained False --steps 1 --drops --lr 0.001 --batch-size 4 --threads 1"
+        ).split()
         words += ["--backbone", f"timm:{name}", "--data", str(images), "--out", str(run)]
         if cli.main(words):
             raise RuntimeError(f"{name} cannot be trained")
