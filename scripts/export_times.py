@@ -36,7 +36,7 @@ TF = (
 OTHERS = (
     "convnext_atto densenet121 dm_nfnet_f0 eca_nfnet_l0 edgenext_xx_small efficientnet_b0 "
     "fastvit_t8 ghostnet_100 hgnetv2_b0 inception_v3 mobilenetv2_050 mobilenetv4_conv_small "
-    "mobileone_s0 regnety_002 repvgg_a0 resnet18 resnet50 resnetv2_50x1_bit vgg11_bn"
+    "mnasnet_small regnety_002 repvgg_a0 resnet18 resnet50 resnetv2_50x1_bit vgg11_bn"
 ).split()
 IMAGES = 10
 """Images of each of two classes."""
