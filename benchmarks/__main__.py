@@ -19,7 +19,7 @@ from benchmarks.authors import origins
 from benchmarks.case import KINDS
 from benchmarks.measure import Watch
 from benchmarks.networks import COMPARED, KNOWN, NETWORKS, PREDICTORS, texts
-from benchmarks.options import PROGRAM, Options, PageOptions, given
+from benchmarks.options import PROGRAM, Options, PageOptions, given, without_folders
 from benchmarks.plots import draw
 from benchmarks.report import Report, Row, to_markdown, write
 from benchmarks.rivals import RivalOptions
@@ -126,7 +126,9 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(name: str, args: Sequence[str]) -> int:
     """Measure, print, save with the environment, and draw; the exit code."""
     options, recipes = _options(name, args), COMPARED if name == "recipes" else ()
-    environment = describe_environment(choose_runtime(options.device, "fp32")) | {
+    environment = describe_environment(choose_runtime(options.device, "fp32"))
+    environment |= {
+        "command": without_folders(environment["command"]),
         "precision": options.dtype,
         "similarities": texts(name for name in options.similarity if name in KNOWN),
         "recipes": {name: recipe_to_json(RECIPES[name]) for name in recipes},

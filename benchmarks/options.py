@@ -1,9 +1,10 @@
 """What the commands of `python -m benchmarks` take."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Literal, TypeVar, get_args
 
 import torch
@@ -87,6 +88,15 @@ class PageOptions:
     """Folders of what the benchmarks saved, one a processor. Of one alone, all tables are shown."""
     out: Path = Path("docs/performance.md")
     """Markdown file to write."""
+
+
+def without_folders(command: str) -> str:
+    """A command line whose absolute paths are their last names: records name no machine's folders."""
+    words = (word.rpartition("=") for word in shlex.split(command))
+    return shlex.join(
+        start + sign + (PurePath(path).name if PurePath(path).is_absolute() else path)
+        for start, sign, path in words
+    )
 
 
 def given(default: T, args: Sequence[str], name: str, about: str) -> T:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from benchmarks.__main__ import BENCHES, _run, main
 from benchmarks.case import Case
 from benchmarks.measure import Timing
 from benchmarks.networks import texts
+from benchmarks.options import without_folders
 from benchmarks.plots import SIZES
 from benchmarks.report import Report, Row, grouped, read, to_markdown, write
 from benchmarks.targets import TARGETS, Target
@@ -343,3 +345,18 @@ def test_wrong_command_lines(args, message, capsys):
 def test_help_has_examples(name, capsys):
     assert main([name, "--help"]) == 0
     assert f"python -m benchmarks {name}" in capsys.readouterr().out
+
+
+RECORDS = sorted((Path(__file__).parents[2] / "benchmarks").glob("**/*.json"))
+
+
+def test_records_name_no_folder_of_a_machine():
+    command = (
+        "python -m benchmarks rivals --code '/home/a b/rivals' --data=/data/sets --out epyc/new"
+    )
+    told = "python -m benchmarks rivals --code rivals --data=sets --out epyc/new"
+    assert without_folders(command) == told
+    assert len(RECORDS) > 10
+    for path in RECORDS:
+        command = json.loads(path.read_text()).get("environment", {}).get("command", "")
+        assert without_folders(command) == command, path.name

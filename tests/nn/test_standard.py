@@ -371,4 +371,4 @@ def test_python_calls():
     calls = own_calls(layer, x)
     with by_parts():
         assert calls < own_calls(layer, x)
-    assert calls <= 125
+    assert calls <= 110

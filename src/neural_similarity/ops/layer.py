@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import halo, pointwise_torch
+from neural_similarity.ops import halo
 from neural_similarity.ops.operands import Gradients, Implementation, LayerTensors, Operands
 from neural_similarity.ops.pointwise import apply_gain, implementation
 from neural_similarity.ops.registration import register_operator
@@ -138,7 +138,7 @@ def _output(
     x, weight, bias, first, last, last_bias, gain = given
     if by_kernels(x):
         return _layer_task(given, way).forward(frame.eps, frame.factor)
-    pointwise = _pointwise(x, frame, way)
+    pointwise = implementation(x, frame.window.taps)
     factors = pointwise.patch_factors(x, frame.window, frame.eps, frame.factor)
     inner = _convolution(x, first, None, frame.window)
     hidden = pointwise.scale_maps(inner, factors, True)
@@ -166,7 +166,7 @@ def _gradients(
         found = _layer_task(given, way).backward(grad, kept, frame.factor, needs)
         return list(found._replace(bias=of_bias))
     predicts = needs[0] or any(needs[3:])
-    pointwise = _pointwise(x, frame, way)
+    pointwise = implementation(x, frame.window.taps)
     m = _matrix(kept.raw, gain, frame, pointwise.apply_gain)
     operands = Operands(x, weight, m, frame.window, frame.groups)
     wanted = needs[0], needs[1], predicts
@@ -185,11 +185,6 @@ def _layer_task(given: LayerTensors, way: Way) -> Any:
     from neural_similarity.ops.halo.whole_layer import LayerTask, make_task
 
     return LayerTask(given, 0) if way is _shapes else make_task(given)
-
-
-def _pointwise(x: Tensor, frame: LayerFrame, way: Way) -> Any:
-    """The functions between convolutions; torch's where only shapes are wanted."""
-    return pointwise_torch if way is _shapes else implementation(x, frame.window.taps)
 
 
 def _predictor_gradients(

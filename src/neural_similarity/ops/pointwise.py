@@ -13,10 +13,11 @@ the operations themselves.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from neural_similarity.ops import pointwise_torch, triton
+from neural_similarity.ops.native import declines_native
 from neural_similarity.ops.native import pointwise as native
 from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.registration import register_operator
@@ -49,7 +50,8 @@ def implementation(x: Tensor, taps: int = 1) -> Any:
         from neural_similarity.ops.triton import pointwise
 
         return pointwise
-    return native if native.takes(x, taps) else pointwise_torch
+    known = type(x) in (Tensor, nn.Parameter) and 3 <= x.dim() <= 5  # no tensor without data
+    return native if known and declines_native(x, taps) is None else pointwise_torch
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:

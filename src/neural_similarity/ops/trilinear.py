@@ -169,7 +169,7 @@ def choose_way(ways: Ways, backend: str, given: Operands) -> Implementation:
             return ways["halo"]
         if backend == "halo":
             raise ValueError(f"the halo backend declines this input: {reason}")
-    together = native.takes_together(given)
+    together = given.groups > 1 and native.takes_together(given)
     return ways[
         choose_backend(backend, given.x, given.window.taps, given.groups, together=together)
     ]

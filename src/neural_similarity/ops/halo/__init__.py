@@ -25,6 +25,7 @@ M_PARTS = 4
 _DTYPES = (torch.float16, torch.bfloat16)
 _CAPABILITY = (9, 0)
 _SWITCH = {"on": False}
+_OFF = "not measured on a GPU yet; `neural_similarity.ops.use_halo()` switches it on"
 
 
 def use_halo(on: bool = True) -> None:
@@ -39,7 +40,7 @@ def declines_halo(x: Tensor, taps: int, dtype: torch.dtype | None = None) -> str
     """Why the halo kernels cannot take `x`, cast to `dtype`, and a window of `taps`, or None."""
     dtype = dtype or x.dtype
     if not _SWITCH["on"]:
-        return "not measured on a GPU yet; `neural_similarity.ops.use_halo()` switches it on"
+        return _OFF
     if not x.is_cuda:
         return f"the input is on {x.device.type}, not on a GPU"
     if dtype not in _DTYPES:
@@ -57,6 +58,8 @@ def declines_halo(x: Tensor, taps: int, dtype: torch.dtype | None = None) -> str
 
 def declines_operands(given: Operands) -> str | None:
     """As `declines_halo`, of all operands; tries the kernels of these channels once."""
+    if not _SWITCH["on"]:  # of every layer's step on a CPU
+        return _OFF
     x, weight, m, window, groups = given
     if reason := declines_halo(x, window.taps):
         return reason

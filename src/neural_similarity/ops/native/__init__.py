@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import cycle, product
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class Compiled:
 
     def _group_operands(self, given: Operands, *laid_out: Tensor) -> "list[_Group]":
         """Every group, for operands in the layout that `_Group` describes."""
-        shapes, threads = tuple([tensor.shape for tensor in laid_out]), torch.get_num_threads()
+        shapes, threads = tuple(map(attrgetter("shape"), laid_out)), torch.get_num_threads()
         together = takes_together(given)
         groups = 1 if together else given.groups
         arguments = shapes, given.x.dtype, threads, together

@@ -1,13 +1,13 @@
 """The pointwise operations of a predictor in C: one pass over a map, in either layout."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
-from neural_similarity.ops.native import declines_native, find_function, frame_of
+from neural_similarity.ops.native import find_function, frame_of
 from neural_similarity.ops.window import Window
 
 _AT, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -21,21 +21,15 @@ _ARGUMENTS = {
     "scaled": (*_MAP, _AT, _AT, _COUNT, _AT),
     "scaled_gradient": (*_MAP, _AT, _AT, _AT, _COUNT, _AT, _AT),
 }
-_cached_frame = lru_cache(maxsize=512)(frame_of)
-
-
-def takes(x: Tensor, taps: int) -> bool:
-    """Whether these functions take the maps x (n, c, *size) and a window of `taps` taps."""
-    return 3 <= x.dim() <= 5 and declines_native(x, taps) is None
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
     """`factor` over the norm of every patch, (n, 1, *out), float32."""
-    x, last, _ = _dense(x)
-    output = window.output_size(x.shape[2:])
+    x, last, sizes = _dense(x)
+    frame, output = _frame_of(window, x.shape, sizes[-1])
     factors = x.new_empty(len(x), 1, *output, dtype=torch.float32)
-    frame, addresses = _frame_of(x, window, output), (x.data_ptr(), factors.data_ptr())
-    if _function("patch_factors", x.dtype)(frame, last, addresses[0], eps, factor, addresses[1]):
+    where, at, to = ctypes.byref(frame), x.data_ptr(), factors.data_ptr()
+    if _function("patch_factors", x.dtype)(where, last, at, eps, factor, to):
         raise MemoryError("the compiled operators ran out of memory in patch_factors")
     return factors
 
@@ -44,11 +38,11 @@ def patch_factors_gradient(
     grad: Tensor, x: Tensor, factors: Tensor, window: Window, factor: float
 ) -> Tensor:
     """The gradient of `patch_factors` by x."""
-    (x, last, _), grad = _dense(x), grad.contiguous()
-    result, frame = torch.empty_like(x), _frame_of(x, window, grad.shape[2:])
+    (x, last, sizes), grad = _dense(x), grad.contiguous()
+    result, frame = torch.empty_like(x), _frame_of(window, x.shape, sizes[-1])[0]
     maps = grad.data_ptr(), x.data_ptr(), factors.data_ptr()
     run = _function("patch_factors_gradient", x.dtype)
-    if run(frame, last, *maps, factor, result.data_ptr()):
+    if run(ctypes.byref(frame), last, *maps, factor, result.data_ptr()):
         raise MemoryError("the compiled operators ran out of memory in patch_factors_gradient")
     return result
 
@@ -109,11 +103,14 @@ def _dense(maps: Tensor) -> tuple[Tensor, bool, tuple[int, ...]]:
     return maps, last, (images, positions, channels, last, torch.get_num_threads())
 
 
-def _frame_of(x: Tensor, window: Window, output: Sequence[int]) -> object:
-    images, channels, *size = x.shape
-    maps = images, *size, channels
-    frame = _cached_frame(window, maps, tuple(output), torch.get_num_threads())
-    return ctypes.byref(frame)
+@lru_cache(maxsize=512)
+def _frame_of(
+    window: Window, shape: torch.Size, threads: int
+) -> tuple[ctypes.Structure, tuple[int, ...]]:
+    """The frame of a window over maps (n, c, *size), and its number of positions."""
+    images, channels, *size = shape
+    output = window.output_size(size)
+    return frame_of(window, (images, *size, channels), output, threads), output
 
 
 @cache
