@@ -91,7 +91,7 @@ class PageOptions:
 
 
 def without_folders(command: str) -> str:
-    """A command line whose absolute paths are their last names: records name no machine's folders."""
+    """A command line whose absolute paths are their last names: none of a machine's folders."""
     words = (word.rpartition("=") for word in shlex.split(command))
     return shlex.join(
         start + sign + (PurePath(path).name if PurePath(path).is_absolute() else path)

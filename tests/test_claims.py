@@ -171,6 +171,35 @@ def test_the_readme_says_what_a_step_costs():
     assert f"| {dynamic}; {networks}; {layer} |" in readme
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("condconv-4", "−0.44]; time {} |"),
+        ("odconv-1", "one per image | time {}, of four kernels"),
+        ("odconv-4", "of four kernels {};"),
+        ("kernelwarehouse-1", "| time {}, of four times the cells"),
+        ("kernelwarehouse-4", "of four times the cells {};"),
+        ("fdconv", "| time {}; error"),
+        ("involution-3", "time of 3×3 {}, of 7×7"),
+        ("involution-7", "of 7×7 {};"),
+        ("deformable", "with offsets {} of a plain layer"),
+        ("ours, dynamic-diagonal", "Ours takes {} with a dynamic diagonal M"),
+        ("ours, light-diagonal", "{} with a light predictor"),
+        ("ours, pooled-diagonal", "{} with one M per image"),
+    ],
+)
+def test_the_page_says_what_other_layers_take(name, told):
+    rows = json.loads(read("benchmarks/epyc/rivals.json"))["rows"]
+    found = sorted(
+        row["times"]["forward + backward"]["ratio"]
+        for row in rows
+        if row["name"] == name and row["group"]["what"] == "one layer"
+    )
+    assert len(found) == 2
+    text = " ".join(read("docs/explanation/which.md").split())
+    assert told.format(f"{found[0]:.1f} to {found[1]:.1f}") in text
+
+
 def test_the_readme_quotes_the_full_schedule():
     (panel, _) = panels("4")
     errors = {line.row.label: f"{line.mean_value:.2f}" for line in panel.lines if line.records}

@@ -358,5 +358,7 @@ def test_records_name_no_folder_of_a_machine():
     assert without_folders(command) == told
     assert len(RECORDS) > 10
     for path in RECORDS:
-        command = json.loads(path.read_text()).get("environment", {}).get("command", "")
-        assert without_folders(command) == command, path.name
+        content = json.loads(path.read_text())
+        if path.name != "targets.json":  # limits, of no machine
+            command = content["environment"].get("command", "")
+            assert without_folders(command) == command, path.name
