@@ -46,12 +46,14 @@ def _is_watched() -> bool:
 
 def implementation(x: Tensor, taps: int = 1) -> Any:
     """The module whose functions take the maps x, and a window of `taps` taps, eagerly."""
+    if type(x) not in (Tensor, nn.Parameter):  # shapes without data, of a trace
+        return pointwise_torch
     if x.is_cuda or triton.is_interpreted():
         from neural_similarity.ops.triton import pointwise
 
         return pointwise
-    known = type(x) in (Tensor, nn.Parameter) and 3 <= x.dim() <= 5  # no tensor without data
-    return native if known and declines_native(x, taps) is None else pointwise_torch
+    takes = 3 <= x.dim() <= 5 and declines_native(x, taps) is None
+    return native if takes else pointwise_torch
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
