@@ -35,7 +35,7 @@ TF = (
 """One network of every kind that begins with tf_."""
 OTHERS = (
     "convnext_atto densenet121 dm_nfnet_f0 eca_nfnet_l0 edgenext_xx_small efficientnet_b0 "
-    "fastvit_t8 ghostnet_100 hgnetv2_b0 inception_v3 mobilenetv2_050 mobilenetv4_conv_small "
+    "fastvit_t8 ghostnet_100 hgnetv2_b0 inception_next_atto mobilenetv2_050 mobilenetv4_conv_small "
     "mnasnet_small regnety_002 repvgg_a0 resnet18 resnet50 resnetv2_50x1_bit vgg11_bn"
 ).split()
 IMAGES = 10

@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_suffix(".cpp")
 needs_gxx = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("g++"), reason="needs Linux and g++"
 )
-GUARD = 4096
+GUARD = 2**16
 """Bytes around every tensor that nothing may write to."""
 
 

@@ -12,7 +12,7 @@ from problems import Problem
 
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.ops import declines, halo, layer, use_halo
-from neural_similarity.ops.halo import FUSED_SIZES, SIZES, WINDOW, compiling, launch, trial
+from neural_similarity.ops.halo import HIDDEN_SIZES, SIZES, WINDOW, compiling, launch, trial
 from neural_similarity.ops.operands import Operands
 
 HALF = torch.bfloat16
@@ -179,7 +179,7 @@ def test_memory_and_threads_suffice_for_every_number_of_channels(monkeypatch):
         given, grad = trial.trial_operands(cpu, c, o, HALF, full)
         trial.kernel_results(launch.KernelTask(given, 132), grad)
     assert len(launched) == 7 * squares
-    for c, o, hidden in itertools.product(FUSED_SIZES, SIZES, FUSED_SIZES):
+    for c, o, hidden in itertools.product(SIZES, SIZES, HIDDEN_SIZES):
         task, grad = trial.predictor_task(cpu, c, o, HALF, hidden)
         trial.predictor_results(task._replace(multiprocessors=132), grad)
     for name, _, grid, threads, shared_bytes, _ in launched:

@@ -79,7 +79,9 @@ def check_results(ours, truth, parts):
 
 @needs_gxx
 @pytest.mark.long
-@pytest.mark.parametrize(("channels", "outputs", "size"), [(32, 64, (9, 12)), (64, 32, (8, 7))])
+@pytest.mark.parametrize(
+    ("channels", "outputs", "size"), [(32, 64, (9, 12)), (64, 32, (8, 7)), (128, 32, (7, 9))]
+)
 def test_a_layer_is_seven_launches_and_right(channels, outputs, size, kernels):
     conv = similarity_layer(channels, outputs)
     x, grad = inputs(channels, outputs, size)
@@ -221,7 +223,8 @@ def layer_parts(conv, x):
         ({"window": halo.WINDOW._replace(stride=(2, 2))}, "a window is not 3×3"),
         ({"groups": 2}, "in groups"),
         ({"full": True}, "M is full"),
-        ({"first": torch.zeros(128, 32, 3, 3)}, "128 hidden ones are none of (32, 64)"),
+        ({"first": torch.zeros(128, 32, 3, 3)}, "128 hidden channels, none of (32, 64)"),
+        ({"weight": torch.zeros(48, 32, 3, 3)}, "48 outputs are none of (32, 64, 128, 256)"),
         ({"last": torch.zeros(9, 32, 1, 1)}, "a window is not 3×3"),
     ],
 )

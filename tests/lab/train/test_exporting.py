@@ -59,3 +59,12 @@ def test_the_largest_difference_of_both_sizes_is_told(wrong):
     worst, sizes = compare_logits(NETWORK, other, X, [1, 3])
     assert sizes == [8, 10]
     assert worst == pytest.approx(1e-4, rel=1e-2)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_network_without_finite_logits_is_named(number):
+    def network(x):
+        return NETWORK(x) * number
+
+    with pytest.raises(RunError, match="the run's own logits are not all finite"):
+        compare_logits(network, network, X, [1, 3])

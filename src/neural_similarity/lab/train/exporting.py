@@ -150,7 +150,8 @@ def compare_logits(
         tolerance: largest difference over the largest logit.
 
     Raises:
-        RunError: the logits differ by more, or `other` accepts no other batch size.
+        RunError: the logits differ by more or are not finite, or `other` accepts no other batch
+            size.
     """
     x = x.repeat(-(-sum(batches) // len(x)), 1, 1, 1)
     side = x.shape[2]
@@ -165,6 +166,8 @@ def compare_logits(
             if images is x:
                 raise RunError(f"the file takes no other batch sizes: {error}") from error
             continue
+        if not wanted.isfinite().all():
+            raise RunError("the run's own logits are not all finite: it diverged; train it anew")
         difference = (got - wanted).abs().max().item()
         if not difference <= tolerance * max(1.0, wanted.abs().max().item()):
             raise RunError(f"the file's logits differ from the run's by {difference:.2e}")

@@ -15,8 +15,8 @@ from neural_similarity.ops.window import Window
 
 SIZES = (32, 64, 128, 256)
 """Numbers of input and output channels."""
-FUSED_SIZES = (32, 64)
-"""Numbers of channels, and of hidden ones, of a layer with its predictor in two kernels."""
+HIDDEN_SIZES = (32, 64)
+"""Numbers of hidden channels of a layer with its predictor in two kernels."""
 WINDOW = Window((3, 3), (1, 1), (1, 1), (1, 1))
 INDEX_LIMIT = 2**31
 """Of a tensor, so that an index is 32 bits."""
@@ -86,8 +86,10 @@ def declines_predictor(given: Operands, first: Tensor, last: Tensor, full: bool)
         return "a window is not 3×3 with stride 1 and padding 1, or channels are in groups"
     if full:
         return "M is full, not diagonal"
-    if not {x.shape[1], len(first)} <= set(FUSED_SIZES) or len(weight) not in SIZES:
-        return f"{x.shape[1]} channels or {len(first)} hidden ones are none of {FUSED_SIZES}"
+    if len(first) not in HIDDEN_SIZES:
+        return f"there are {len(first)} hidden channels, none of {HIDDEN_SIZES}"
+    if not {x.shape[1], len(weight)} <= set(SIZES):
+        return f"{x.shape[1]} channels or {len(weight)} outputs are none of {SIZES}"
     if x.numel() // x.shape[1] * max(SIZES) >= INDEX_LIMIT:
         return f"a tensor could have {INDEX_LIMIT} numbers or more"
     from neural_similarity.ops.halo import trial

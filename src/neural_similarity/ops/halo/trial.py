@@ -64,7 +64,7 @@ def trial_operands(
     outputs: int,
     dtype: torch.dtype,
     full: bool,
-    size: tuple[int, int] = SIZE,
+    size: tuple[int, int] | None = None,
 ) -> tuple[Operands, Tensor]:
     """Random operands, and a gradient of y."""
     generator = torch.Generator().manual_seed(0)
@@ -73,6 +73,7 @@ def trial_operands(
         values = torch.randn(*shape, generator=generator).to(device, dtype)
         return values.contiguous(memory_format=torch.channels_last)
 
+    size = size or SIZE
     x, grad = maps(BATCH, channels, *size), maps(BATCH, outputs, *size)
     weight = maps(outputs, channels, 3, 3) / channels**0.5
     m = maps(BATCH, 81 if full else 9, *size, dtype=torch.float32)

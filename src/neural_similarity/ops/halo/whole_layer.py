@@ -112,10 +112,10 @@ class LayerTask(NamedTuple):
     def _data_gradients(self, grad: Tensor, raw: Tensor, of_x: Tensor) -> Tensor:
         """That of M, by the operator; that of x is stored."""
         x, weight, *_, gain = self.given
-        of_m = torch.empty_like(raw)
-        operands = grad, filters_first(weight), raw, gain, pixels_first(x), of_x, of_m
+        parts = raw.new_empty(max(1, x.shape[1] // MOST_COLUMNS), *raw.shape)
+        operands = grad, filters_first(weight), raw, gain, pixels_first(x), of_x, parts
         self._task().launch_tiles("gradients", 2 * M_BYTES["ring"], operands)
-        return of_m
+        return parts.sum(0) if len(parts) > 1 else parts[0]
 
     def _hidden_gradient(
         self, maps: Sequence[Tensor], factor: float
@@ -146,23 +146,23 @@ class LayerTask(NamedTuple):
     ) -> list[Tensor | None]:
         """Parts (blocks, o, 9, c) of the gradients of W and W₁, those that are needed."""
         x, weight, _, first, *_, gain = self.given
-        task, outputs = self._task(), weight.shape[0]
-        columns = max(1, outputs // MOST_COLUMNS)
+        task, outputs, channels = self._task(), weight.shape[0], x.shape[1]
+        columns, wide = max(1, outputs // MOST_COLUMNS), min(channels, MOST_COLUMNS)
         wanted, high = (needs[1], needs[3]), (min(outputs, MOST_COLUMNS), first.shape[0])
         if not any(wanted):
             return [None, None]
-        across = columns * needs[1] + needs[3]
+        across = (columns * needs[1] + needs[3]) * (channels // wide)
         blocks = task.blocks(across)
         parts = [
-            x.new_empty(blocks, kernel.shape[0], 9, x.shape[1], dtype=torch.float32)
+            x.new_empty(blocks, kernel.shape[0], 9, channels, dtype=torch.float32)
             if need
             else None
             for kernel, need in zip((weight, first), wanted, strict=True)
         ]
         most = max(rows for rows, need in zip(high, wanted, strict=True) if need)
-        buffer = x.shape[1] // 8 * CHUNK + most // 8 * TILE_CHUNK + M_BYTES["tile"]
+        buffer = wide // 8 * CHUNK + most // 8 * TILE_CHUNK + M_BYTES["tile"]
         operands = grad, of_hidden, pixels_first(x), raw, gain, *parts
-        skipped = 0 if needs[1] else columns
+        skipped = 0 if needs[1] else columns * (channels // wide)
         task.launch("layer_weight_gradients", (blocks, across), 2 * buffer, operands, skipped)
         return parts
 
