@@ -198,8 +198,7 @@ BUGS = {
     "r of no tile": (WIDE_LAYER, "predicted.cu", "if (there && column", "if (column"),
     "M of another slice": (WIDE_LAYER, "predicted.cu", "slice.index == 0)", "slice.index > 0)"),
     "one block of channels": (
-        WIDE_LAYER, "layer_weight_gradients.cu", "int channel = column % (CHANNELS / WIDTH) * WIDTH",
-        "int channel = 0",
+        WIDE_LAYER, "layer_weight_gradients.cu", "column % (CHANNELS / WIDTH) * WIDTH", "0"
     ),
     "one part too few": (LAYER, "weight_sums.cu", "k < count;", "k < count - 1;"),
 }  # fmt: skip
@@ -237,7 +236,9 @@ def is_refused(name, channels):
 
 def hidden_map(task):
     """Alone, which may have more channels than a layer."""
-    maps, norms = (torch.empty(trial.BATCH, *trial.SIZE, c, dtype=d) for c, d in ((32, HALF), (1, None)))
+    maps, norms = (
+        torch.empty(trial.BATCH, *trial.SIZE, c, dtype=d) for c, d in ((32, HALF), (1, None))
+    )
     results = maps.movedim(-1, 1), norms.movedim(-1, 1)
     task.write_hidden_map(*results, trial.EPS, trial.FACTOR)
     return results

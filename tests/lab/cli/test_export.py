@@ -15,6 +15,7 @@ import pytest
 import torch
 from tiny_images import TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
+from torch import nn
 from torch.export import export as export_program
 
 from neural_similarity.choices import install_command
@@ -154,6 +155,14 @@ def test_networks_of_tensorflows_padding_are_exported_for_one_size():
     x = torch.randn(4, 3, 64, 64)
     written = write_onnx(trace_network(network, x, free=False), io.BytesIO(), {})
     assert compare_logits(network, written, x, (1,))[1] == [64]
+
+
+def test_zeros_around_a_maximum_stay_zeros():
+    """As in timm's BiT; onnxruntime takes a Pad before MaxPool for its padding, which is -inf."""
+    network = nn.Sequential(nn.ZeroPad2d(1), nn.MaxPool2d(3, 2), nn.Flatten()).eval()
+    x = -1 - torch.rand(2, 3, 7, 7)
+    written = write_onnx(trace_network(network, x, free=False), io.BytesIO(), {})
+    compare_logits(network, written, x, (1,))
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def write_onnx(
 ) -> NetworkFunction:
     """Write an ONNX file with `facts` as metadata, and return onnxruntime's network of it."""
     runtime = import_optional("onnxruntime", "--format onnx", "export")
-    import_optional("onnxscript", "--format onnx", "export")
+    ir = import_optional("onnxscript.ir", "--format onnx", "export")
     try:
         written = torch.onnx.export(
             program, dynamo=True, verbose=False, input_names=[INPUT_NAME], output_names=["logits"]
@@ -118,6 +118,7 @@ def write_onnx(
         ) from error
     if written is None:
         raise RunError("torch.onnx returned no program")
+    _keep_zeros(written.model.graph, ir)
     written.model.metadata_props.update(facts)
     content = written.model_proto.SerializeToString()
     file.write(content)
@@ -129,6 +130,19 @@ WRITERS: dict[str, Callable[[ExportedProgram, BinaryIO, Mapping[str, str]], Netw
     "onnx": write_onnx,
     "pt2": write_pt2,
 }
+
+
+def _keep_zeros(graph: Any, ir: Any) -> None:
+    """Put the maximum of one tensor, which changes nothing, between every Pad and MaxPool.
+
+    onnxruntime would merge the two, and the padding of MaxPool is -inf, not zeros.
+    """
+    for node in graph:
+        source = node.inputs[0].producer() if node.op_type == "MaxPool" else None
+        if source is not None and source.op_type == "Pad":
+            kept = ir.node("Max", [node.inputs[0]])
+            graph.insert_before(node, kept)
+            node.replace_input_with(0, kept.outputs[0])
 
 
 @torch.no_grad()

@@ -154,9 +154,7 @@ class LayerTask(NamedTuple):
         across = (columns * needs[1] + needs[3]) * (channels // wide)
         blocks = task.blocks(across)
         parts = [
-            x.new_empty(blocks, kernel.shape[0], 9, channels, dtype=torch.float32)
-            if need
-            else None
+            x.new_empty(blocks, kernel.shape[0], 9, channels, dtype=torch.float32) if need else None
             for kernel, need in zip((weight, first), wanted, strict=True)
         ]
         most = max(rows for rows, need in zip(high, wanted, strict=True) if need)
