@@ -108,6 +108,7 @@ def test_networks_of_other_outputs(page, tmp_path, monkeypatch):
     assert sum(isinstance(layer, ns.Conv2d) for layer in names["again"].modules()) > 10
 
 
+@pytest.mark.long
 def test_a_loop_on_a_gpu():
     names = run("docs/how-to/gpu.md", slice(1))
     gains = [layer.similarity.gain for layer in names["network"].modules() if is_dynamic(layer)]

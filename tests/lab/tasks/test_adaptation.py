@@ -313,7 +313,7 @@ def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys):
 
 
 def test_what_trains_beside_nothing_is_told_as_a_word_that_it_takes(world, tmp_path, capsys):
-    args = ("--backbone", "timm:resnet18", *RANDOM, "--train", "nothing", "--similarity", "none")
+    args = ("--backbone", "timm:test_resnet", *RANDOM, "--train", "nothing", "--similarity", "none")
     assert adapt(world, tmp_path / "run", *args) == 0
     assert "the classifier is new, and stays random; --train head\n" in capsys.readouterr().err
 
@@ -421,7 +421,7 @@ def test_what_does_not_fit_is_told_at_once(world, tmp_path, monkeypatch, capsys,
 
 
 def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):
-    args = ("--backbone", "timm:resnet18", *RANDOM, "--per-class", "5")
+    args = ("--backbone", "timm:test_resnet", *RANDOM, "--per-class", "5", "--lr", "0.01")
     assert adapt(world, tmp_path / "run", *args) == 0
     assert "batches have 15 images, as many as there are, not 32\n" in capsys.readouterr().err
 
