@@ -1,0 +1,66 @@
+"""The learning rate that `nsim train adapt` finds: that of the curvature, less where few are wrong."""
+
+import pytest
+import torch
+from torch import nn
+
+from neural_similarity.lab.data import Images, Preprocess
+from neural_similarity.lab.tasks import own_rate
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
+
+PREPROCESS = Preprocess((0.0,), (1.0,))
+
+
+def images_of(wrong, count):
+    """Grey levels by class, some under the label of the other."""
+    labels = torch.arange(count) % 2
+    pixels = (200 * labels).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, -1, 2, 2).contiguous()
+    labels[:wrong] = 1 - labels[:wrong]
+    return Images(pixels, labels, ("dark", "light"))
+
+
+class Threshold(nn.Module):
+    """Two logits, by the mean of an image; notes the sizes of batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.sizes = nn.Parameter(torch.ones(())), []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        light = self.scale * (x.mean((1, 2, 3)) - 0.4)
+        return torch.stack([-light, light], 1)
+
+
+def rate_of(wrong, count, monkeypatch, batch_size=10):
+    monkeypatch.setattr(own_rate, "parameter_groups", lambda *_, **__: [{"lr": 0.5}])
+    recipe = AdaptationRecipe(backbone="timm:resnet18", batch_size=batch_size)
+    network = Threshold()
+    return own_rate.find_rate(network, images_of(wrong, count), PREPROCESS, recipe), network
+
+
+@pytest.mark.parametrize(
+    ("wrong", "share"), [(0, 0.0125), (1, 0.025), (20, 0.5), (40, 1), (100, 1)]
+)
+def test_the_rate_falls_with_the_share_of_wrong_images_below_two_fifths(wrong, share, monkeypatch):
+    rate, _ = rate_of(wrong, 100, monkeypatch)
+    assert rate == pytest.approx(0.5 * share, rel=1e-2)
+
+
+def test_batches_are_as_large_as_in_training(monkeypatch):
+    """Of 25 images two batches of ten, and of many 500 images."""
+    assert rate_of(0, 25, monkeypatch)[1].sizes == [10, 10]
+    assert rate_of(0, 700, monkeypatch)[1].sizes == [10] * 50
+
+
+def test_it_is_that_of_the_curvature_where_all_are_wrong(capsys):
+    network, images = Threshold(), images_of(8, 8)
+    recipe = AdaptationRecipe(backbone="timm:resnet18", batch_size=8)
+    rate = own_rate.find_rate(network, images, PREPROCESS, recipe)
+    # The logits' derivative is (-a, a), a = mean - 0.4; the Hessian at even odds (1, -1; -1, 1) / 4.
+    slope = PREPROCESS(images.pixels).mean((1, 2, 3)) - 0.4
+    assert rate == pytest.approx(0.2 * 2 * 1.9 / slope.square().mean().item(), rel=1e-2)
+    assert (
+        "from the curvature of the outputs and 100 % wrong answers (--lr)"
+        in capsys.readouterr().err
+    )
