@@ -372,3 +372,38 @@ def test_python_calls():
     with by_parts():
         assert calls < own_calls(layer, x)
     assert calls <= 110
+
+
+@pytest.mark.parametrize("size", [(5, 2), (2, 5), (1, 1)])
+def test_maps_smaller_than_the_window_are_refused(size):
+    layer = layer_for("diagonal", dtype=torch.float32)
+    with pytest.raises((ValueError, RuntimeError), match=r"[Kk]ernel|window"):
+        layer(torch.randn(2, 4, *size))
+    with pytest.raises((ValueError, RuntimeError), match=r"[Kk]ernel|window"):
+        ns.functional.sphere_conv2d(torch.randn(2, 4, *size), torch.randn(3, 4, 3, 3))
+
+
+OTHER_SHAPES = {
+    "more scalars": lambda s: setattr(s.predictor, "last", nn.Conv2d(64, 12, 3, padding=1)),
+    "fewer scalars": lambda s: setattr(s.predictor, "last", nn.Conv2d(64, 5, 3, padding=1)),
+    "other hidden channels": lambda s: setattr(s.predictor, "last", nn.Conv2d(32, 9, 3, padding=1)),
+    "another kernel": lambda s: setattr(
+        s.predictor.patch, "weight", nn.Parameter(torch.randn(64, 4, 1, 1))
+    ),
+    "one gain": lambda s: setattr(s, "gain", nn.Parameter(torch.ones(1))),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_SHAPES.values(), ids=OTHER_SHAPES)
+def test_parts_that_do_not_fit_are_not_one_operator(change):
+    """C would read and write beyond them."""
+    layer = layer_for("diagonal", dtype=torch.float32, padding=1)
+    x = maps(dtype=torch.float32)
+    assert is_one(layer, x)
+    change(layer.similarity)
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "predicted_conv", lambda *_: calls.append(1))
+        with pytest.raises((ValueError, RuntimeError)):
+            layer(x)
+    assert not calls

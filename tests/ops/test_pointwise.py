@@ -58,3 +58,29 @@ def test_threads_change_nothing(last):
     torch.set_num_threads(before)
     for others in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+
+
+@in_c
+def test_gains_and_factors_of_other_shapes_are_refused():
+    maps = torch.randn(2, 9, 4, 4)
+    for gain in (torch.ones(1), torch.ones(12)):
+        with pytest.raises(ValueError, match=r"`gain` must be \(9,\), got"):
+            in_native.apply_gain(maps, gain, 1)
+        with pytest.raises(ValueError, match=r"`gain` must be \(9,\)"):
+            in_native.gained_gradient(maps, maps, gain)
+    for factors in (torch.ones(2, 1, 3, 4), torch.ones(1, 1, 4, 4)):
+        with pytest.raises(ValueError, match=r"`factors` must be \(2, 1, 4, 4\), got"):
+            in_native.scale_maps(maps, factors, True)
+        with pytest.raises(ValueError, match=r"`factors` must be \(2, 1, 4, 4\), got"):
+            in_native.scaled_gradient(maps, maps, factors, True)
+
+
+@in_c
+def test_a_rectifiers_gradient_is_torchs_for_numbers_that_are_none():
+    y = torch.tensor([float("nan"), 1.0, 0.0, 2.0, -1.0]).view(1, 5, 1, 1).requires_grad_()
+    z = torch.relu(y)
+    grad = torch.tensor([1.0, 1.0, float("inf"), 1.0, float("inf")]).view(1, 5, 1, 1)
+    (true,) = torch.autograd.grad(z, y, grad)
+    for functions in (in_native, pointwise_torch):
+        found, _ = functions.scaled_gradient(grad, z.detach(), torch.ones(1, 1, 1, 1), True)
+        assert torch.equal(found, true)

@@ -49,6 +49,14 @@ def standard_parts(
     same = similarity.frame and window == similarity.frame.last and last.groups == 1
     if not same or last.padding_mode != "zeros" or _has_any_global_hook():
         return None
+    hidden, scalars = patch.weight.shape[0], similarity.structure.scalars
+    fits = (
+        patch.weight.shape == (hidden, x.shape[1], *similarity.window.kernel_size)
+        and last.weight.shape == (scalars, hidden, *last.kernel_size)
+        and gain.shape == (scalars,)
+    )
+    if not fits:
+        return None
     for module in (predictor, patch, last):
         if (
             module._forward_hooks

@@ -49,7 +49,7 @@ def scaled_gradient(
     grad: Tensor, z: Tensor, factors: Tensor, rectified: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradients of y and of the factors, from y itself or, rectified, from the result."""
-    grad = grad * (z > 0) if rectified else grad
+    grad = grad.masked_fill(z <= 0, 0) if rectified else grad  # NaN stays
     of_factors = (promote_dtype(grad) * z).sum(1, keepdim=True)
     of_factors = of_factors / factors if rectified else of_factors
     return (grad * factors).to(z.dtype), of_factors

@@ -1,4 +1,4 @@
-"""The learning rate that `nsim train adapt` finds: that of the curvature, less where few are wrong."""
+"""The learning rate that `nsim train adapt` finds: of the curvature, less where few are wrong."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_it_is_that_of_the_curvature_where_all_are_wrong(capsys):
     network, images = Threshold(), images_of(8, 8)
     recipe = AdaptationRecipe(backbone="timm:resnet18", batch_size=8)
     rate = own_rate.find_rate(network, images, PREPROCESS, recipe)
-    # The logits' derivative is (-a, a), a = mean - 0.4; the Hessian at even odds (1, -1; -1, 1) / 4.
+    # The logits' derivative is (-a, a), a = mean - 0.4; the Hessian (1, -1; -1, 1) / 4.
     slope = PREPROCESS(images.pixels).mean((1, 2, 3)) - 0.4
     assert rate == pytest.approx(0.2 * 2 * 1.9 / slope.square().mean().item(), rel=1e-2)
     assert (

@@ -1,7 +1,7 @@
 """The pointwise operations of a predictor in C: one pass over a map, in either layout."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 
 import torch
@@ -50,6 +50,8 @@ def patch_factors_gradient(
 def scale_maps(y: Tensor, factors: Tensor, rectified: bool) -> Tensor:
     """y (n, c, *size) times factors (n, 1, *size) in y's type, or the ReLU of that."""
     (y, _, sizes), factors = _dense(y), factors.contiguous()
+    if factors.shape != (y.shape[0], 1, *y.shape[2:]):
+        raise _misfit("factors", (y.shape[0], 1, *y.shape[2:]), factors)
     z = torch.empty_like(y)
     maps = y.data_ptr(), factors.data_ptr()
     _function("scaled", y.dtype)(*sizes, *maps, rectified, z.data_ptr())
@@ -61,6 +63,8 @@ def scaled_gradient(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of y and of the factors, from y itself or, rectified, from the result."""
     (z, _, sizes), factors = _dense(z), factors.contiguous()
+    if factors.shape != (z.shape[0], 1, *z.shape[2:]):
+        raise _misfit("factors", (z.shape[0], 1, *z.shape[2:]), factors)
     if grad.stride() != z.stride():
         grad = torch.empty_like(z).copy_(grad)
     of_y, of_factors = torch.empty_like(z), torch.empty_like(factors)
@@ -73,6 +77,8 @@ def scaled_gradient(
 def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     """raw (n, c, *size) times gain (c,), float32, plus 1 in every `every`-th channel unless 0."""
     (raw, _, sizes), gain = _dense(raw), gain.float().contiguous()
+    if gain.shape != raw.shape[1:2]:
+        raise _misfit("gain", raw.shape[1:2], gain)
     m = torch.empty_like(raw, dtype=torch.float32)
     maps, run = (raw.data_ptr(), gain.data_ptr()), _function("gained", raw.dtype)
     if run(*sizes, *maps, every, m.data_ptr()):
@@ -83,6 +89,8 @@ def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
 def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of raw and gain."""
     (raw, _, sizes), wide = _dense(raw), gain.float().contiguous()
+    if gain.shape != raw.shape[1:2]:
+        raise _misfit("gain", raw.shape[1:2], gain)
     if grad.stride() != raw.stride():
         grad = torch.empty_like(raw, dtype=grad.dtype).copy_(grad)
     of_raw = torch.empty_like(raw)
@@ -103,6 +111,11 @@ def _dense(maps: Tensor) -> tuple[Tensor, bool, tuple[int, ...]]:
     return maps, last, (images, positions, channels, last, torch.get_num_threads())
 
 
+def _misfit(name: str, wanted: Sequence[int], given: Tensor) -> ValueError:
+    """An error of a tensor beyond which C would read or write."""
+    return ValueError(f"`{name}` must be {tuple(wanted)}, got {tuple(given.shape)}")
+
+
 @lru_cache(maxsize=512)
 def _frame_of(
     window: Window, shape: torch.Size, threads: int
@@ -110,6 +123,11 @@ def _frame_of(
     """The frame of a window over maps (n, c, *size), and its number of positions."""
     images, channels, *size = shape
     output = window.output_size(size)
+    if min(output) < 1:
+        raise ValueError(
+            f"the input must be at least as large as the window, got {tuple(size)} with padding "
+            f"{window.padding} for a kernel of {window.kernel_size}, dilation {window.dilation}"
+        )
     return frame_of(window, (images, *size, channels), output, threads), output
 
 
