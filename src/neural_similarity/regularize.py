@@ -1,6 +1,7 @@
 """Optimisation of M: parameter groups with decays and a learning rate, and penalties."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any
 
@@ -18,6 +19,7 @@ from neural_similarity.nn import (
     StaticSimilarity,
 )
 from neural_similarity.nn.modes import check_module
+from neural_similarity.ops.window import promote_dtype
 
 __all__ = ["MEASURES", "Measure", "parameter_groups", "penalty"]
 __dir__ = public_names(__name__)
@@ -25,6 +27,8 @@ Measure = Callable[[Tensor], Tensor]
 
 _PRODUCTS = 12
 """Products of the Hessian with a vector, by which its largest eigenvalue is estimated."""
+_ONCE = "not implemented", "not supported", "differentiate twice", "original forward and recomput"
+"""What torch says of functions without a second derivative, and of checkpoints that hold one."""
 _SHARE_OF_LIMIT = 0.2
 """The learning rate over the one at which gradient descent leaves a quadratic minimum."""
 
@@ -77,8 +81,9 @@ def parameter_groups(
         momentum: β, for the rate.
 
     Raises:
-        ValueError: a decay or the momentum is negative, or the logits do not depend on the
-            parameters, overflow, have no second derivative, or are of fewer than two classes.
+        ValueError: a decay or the momentum is negative, or nothing trains, or the logits are no
+            tensor of floating point, do not depend on the parameters, overflow, have no second
+            derivative, or are of fewer than two classes.
     """
     check_module(model)
     predictor_decay = weight_decay if predictor_decay is None else predictor_decay
@@ -104,9 +109,13 @@ def parameter_groups(
         return found
     require_least("momentum", momentum, 0)
     trained = [p for group in found for p in group["params"]]
+    if not trained:
+        raise ValueError("`model` must have parameters that train for a learning rate, got none")
     with _TwiceDifferentiable():
         loss = _uniform_loss(logits())
-    limit = 2 * (1 + momentum) / _largest_curvature(loss, trained)
+    with _without_hooks(trained):
+        curvature = _largest_curvature(loss, trained)
+    limit = 2 * (1 + momentum) / curvature
     return [group | {"lr": _SHARE_OF_LIMIT * limit, "momentum": momentum} for group in found]
 
 
@@ -117,14 +126,35 @@ class _TwiceDifferentiable(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         del types
-        if func in (F.hardsigmoid, F.hardswish):
-            gate = F.relu6(args[0] + 3) / 6
-            return gate if func is F.hardsigmoid else args[0] * gate
-        return func(*args, **(kwargs or {}))
+        if func not in (F.hardsigmoid, F.hardswish):
+            return func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        x, *rest = args or (named["input"],)
+        in_place = named.get("inplace") or any(rest)
+        old = x.clone() if in_place else x
+        gate = F.relu6(old + 3) / 6
+        value = gate if func is F.hardsigmoid else old * gate
+        return x.copy_(value) if in_place else value
+
+
+@contextmanager
+def _without_hooks(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Without the hooks that change gradients: they would change the curvature twice over."""
+    hooks = [parameter._backward_hooks for parameter in parameters]
+    for parameter in parameters:
+        parameter._backward_hooks = None
+    try:
+        yield
+    finally:
+        for parameter, own in zip(parameters, hooks, strict=True):
+            parameter._backward_hooks = own
 
 
 def _uniform_loss(logits: Tensor) -> Tensor:
     """A loss whose Hessian here is the Gauss-Newton matrix of cross-entropy at even odds."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"`logits` must return a tensor of floating point, got {kind}")
     if logits.dim() < 2 or logits.shape[1] < 2:
         raise ValueError(
             f"`logits` must return (images, classes, ...), two classes at least, got the shape "
@@ -136,30 +166,42 @@ def _uniform_loss(logits: Tensor) -> Tensor:
 
 def _largest_curvature(loss: Tensor, parameters: list[nn.Parameter]) -> float:
     """The largest absolute eigenvalue of the Hessian of `loss`, by power iteration."""
-    gradient = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
-    used = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g is not None]
+    used: list[tuple[Tensor, nn.Parameter]] = []
+    if loss.requires_grad:
+        gradient = _derivatives(loss, parameters, create_graph=True, allow_unused=True)
+        used = [(g, p) for g, p in zip(gradient, parameters, strict=True) if g is not None]
+    if not used:
+        raise ValueError("`logits` must depend on the parameters that train, with gradients on")
     value, random = 0.0, torch.Generator().manual_seed(0)
-    vector = [torch.randn(p.shape, generator=random).to(p) for _, p in used]
+    vector: Sequence[Tensor] = [torch.randn(p.shape, generator=random).to(p) for _, p in used]
     for _ in range(_PRODUCTS):
-        length = torch.stack([part.square().sum() for part in vector]).sum().sqrt()
-        vector = [part / length for part in vector]
-        try:
-            vector = torch.autograd.grad(
-                *([g for g, _ in used], [p for _, p in used], vector),
-                retain_graph=True, materialize_grads=True,
-            )  # fmt: skip
-        except RuntimeError as error:
-            if "not implemented" not in str(error):
-                raise
-            raise ValueError(
-                f"`logits` must be differentiable twice, or the rate given: {error}"
-            ) from error
-        value = torch.stack([part.square().sum() for part in vector]).sum().sqrt().item()
+        length = _length(vector)
+        scaled = [part / length for part in vector]
+        outputs, inputs = zip(*used, strict=True)
+        vector = _derivatives(outputs, inputs, scaled, retain_graph=True, materialize_grads=True)
+        value = _length(vector)
         if not 0 < value < inf:
             raise ValueError(
                 f"`logits` must be finite and depend on the parameters, got a curvature of {value}"
             )
     return value
+
+
+def _derivatives(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+    """`torch.autograd.grad`; an error where something cannot be differentiated twice."""
+    try:
+        return torch.autograd.grad(*arguments, **options)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _ONCE):
+            raise
+        raise ValueError(
+            f"`logits` must be differentiable twice, or the rate given: {error}"
+        ) from error
+
+
+def _length(vector: Sequence[Tensor]) -> float:
+    """The norm of a vector in parts, in float32 at least: squares overflow in half precision."""
+    return torch.stack([promote_dtype(part).square().sum() for part in vector]).sum().sqrt().item()
 
 
 def _parameters_by_group(

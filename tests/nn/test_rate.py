@@ -4,8 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.checkpoint import checkpoint
 
 import neural_similarity as ns
 
@@ -176,4 +178,86 @@ def test_other_functions_without_a_second_derivative_are_named():
     with pytest.raises(ValueError, match=r"`logits` must be differentiable twice.*hardsigmoid"):
         ns.parameter_groups(
             layer, weight_decay=0.0, logits=lambda: torch.ops.aten.hardsigmoid(layer(x))
+        )
+
+
+class Checkpointed(nn.Module):
+    """A module whose activations are computed again in backward."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        y = x.clone()
+        nn.functional.hardswish(y, inplace=True)
+        return y
+
+
+def test_activations_in_place_and_computed_again():
+    wanted = rate_with(nn.Hardswish(), nn.Hardswish())
+    assert rate_with(InPlace(), InPlace()) == pytest.approx(wanted, rel=1e-6)
+    again = rate_with(Checkpointed(nn.SiLU()), nn.SiLU())
+    assert again == pytest.approx(rate_with(nn.SiLU(), nn.SiLU()), rel=1e-6)
+    with pytest.raises(
+        ValueError, match="`logits` must be differentiable twice, or the rate given"
+    ):
+        rate_with(Checkpointed(nn.Hardswish()), nn.Hardswish())
+
+
+def rate_of(network, x):
+    (group,) = ns.parameter_groups(network, weight_decay=0.0, logits=partial(network, x))
+    return group["lr"]
+
+
+def test_hooks_of_gradients_change_nothing_and_stay():
+    torch.manual_seed(0)
+    network, x = nn.Sequential(nn.Flatten(), nn.Linear(8, 3)), torch.randn(4, 8)
+    wanted = rate_of(network, x)
+    for parameter in network.parameters():
+        parameter.register_hook(lambda gradient: 0.1 * gradient)
+    assert rate_of(network, x) == pytest.approx(wanted, rel=1e-6)
+    network(x).sum().backward()
+    assert torch.equal(network[1].bias.grad, torch.full((3,), 0.4))
+
+
+def test_the_rate_of_many_parameters_in_half_precision():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(192, 2_000), nn.ReLU(), nn.Linear(2_000, 10))
+    x = torch.rand(4, 192)
+    wanted = rate_of(network, x)
+    assert rate_of(network.half(), x.half()) == pytest.approx(wanted, rel=0.02)
+
+
+def test_logits_without_gradients_are_named():
+    layer, other, x = nn.Linear(2, 3), nn.Linear(2, 3), torch.randn(4, 2)
+    find = partial(ns.parameter_groups, layer, weight_decay=0.0)
+    depend = "`logits` must depend on the parameters that train, with gradients on"
+    with torch.no_grad(), pytest.raises(ValueError, match=depend):
+        find(logits=lambda: layer(x))
+    with pytest.raises(ValueError, match=depend):
+        find(logits=lambda: other(x))
+    with pytest.raises(ValueError, match=depend):
+        find(logits=lambda: layer(x).detach())
+    for wrong in ((layer(x),), layer(x).long()):
+        with pytest.raises(
+            ValueError, match="`logits` must return a tensor of floating point, got"
+        ):
+            find(logits=lambda wrong=wrong: wrong)
+    layer.requires_grad_(False)
+    with pytest.raises(ValueError, match="`model` must have parameters that train"):
+        find(logits=lambda: layer(x))
+
+
+def test_convolutions_that_refuse_a_second_derivative_are_named():
+    offsets = torch.randn(1, 18, 6, 6)
+    deformable = torchvision.ops.DeformConv2d(3, 4, 3)
+    with pytest.raises(ValueError, match=r"`logits` must be differentiable twice.*deform_conv2d"):
+        ns.parameter_groups(
+            deformable, weight_decay=0.0, logits=lambda: deformable(torch.ones(1, 3, 8, 8), offsets)
         )

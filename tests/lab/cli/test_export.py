@@ -157,9 +157,21 @@ def test_networks_of_tensorflows_padding_are_exported_for_one_size():
     assert compare_logits(network, written, x, (1,))[1] == [64]
 
 
-def test_zeros_around_a_maximum_stay_zeros():
+class Wide(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
+class Float(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
+@pytest.mark.parametrize("between", [(), (Wide(),)], ids=["next", "in another type"])
+def test_zeros_around_a_maximum_stay_zeros(between):
     """As in timm's BiT; onnxruntime takes a Pad before MaxPool for its padding, which is -inf."""
-    network = nn.Sequential(nn.ZeroPad2d(1), nn.MaxPool2d(3, 2), nn.Flatten()).eval()
+    parts = nn.ZeroPad2d(1), *between, nn.MaxPool2d(3, 2), Float(), nn.Flatten()
+    network = nn.Sequential(*parts).eval()
     x = -1 - torch.rand(2, 3, 7, 7)
     written = write_onnx(trace_network(network, x, free=False), io.BytesIO(), {})
     compare_logits(network, written, x, (1,))

@@ -51,6 +51,18 @@ def test_logits_that_are_no_numbers_agree_with_none(number):
         compare_logits(NETWORK, lambda x: NETWORK(x) * number, X, [1, 3])
 
 
+def test_a_file_of_other_shapes():
+    with pytest.raises(RunError, match=r"the file's logits are \(8, 1\), the run's \(8, 4\)"):
+        compare_logits(NETWORK, lambda x: NETWORK(x)[:, :1], X, [1, 3])
+
+
+def test_a_larger_size_at_which_the_network_overflows_is_not_compared():
+    def network(x):
+        return NETWORK(x) * (1.0 if x.shape[2] == 8 else float("inf"))
+
+    assert compare_logits(network, network, X, [1, 3])[1] == [8]
+
+
 @pytest.mark.parametrize("wrong", [8, 10])
 def test_the_largest_difference_of_both_sizes_is_told(wrong):
     def other(x):

@@ -19,8 +19,9 @@ from neural_similarity.lab.errors import RunError
 NetworkFunction = Callable[[Tensor], Tensor]
 INPUT_NAME = "images"
 TOLERANCE, ROUNDED = 1e-3, 0.05
-"""Largest difference of a file's logits, relative to torch's largest logit. Sums in another order
-stay far below `TOLERANCE`; in int8 they may change how a number is rounded, hence `ROUNDED`."""
+"""Largest difference of a file's logits, relative to torch's largest logit, or to 1. Sums in
+another order stay far below `TOLERANCE`; in int8 they may change how a number is rounded, hence
+`ROUNDED`."""
 
 
 class TimeIsUp(BaseException):
@@ -133,15 +134,17 @@ WRITERS: dict[str, Callable[[ExportedProgram, BinaryIO, Mapping[str, str]], Netw
 
 
 def _keep_zeros(graph: Any, ir: Any) -> None:
-    """Put the maximum of one tensor, which changes nothing, between every Pad and MaxPool.
+    """Put the maximum of one tensor, which changes nothing, between every MaxPool and a Pad.
 
     onnxruntime would merge the two, and the padding of MaxPool is -inf, not zeros.
     """
-    for node in graph:
+    for node in ir.traversal.RecursiveGraphIterator(graph):
         source = node.inputs[0].producer() if node.op_type == "MaxPool" else None
+        while source is not None and source.op_type == "Cast":
+            source = source.inputs[0].producer()
         if source is not None and source.op_type == "Pad":
             kept = ir.node("Max", [node.inputs[0]])
-            graph.insert_before(node, kept)
+            node.graph.insert_before(node, kept)
             node.replace_input_with(0, kept.outputs[0])
 
 
@@ -161,11 +164,11 @@ def compare_logits(
         x: images (n, c, h, w), of a size that `model` accepts; a larger size is tried as well. They
             are repeated if the batches need more.
         batches: sizes of successive batches; the remaining images are one more batch.
-        tolerance: largest difference over the largest logit.
+        tolerance: largest difference over the largest logit, or over 1 if that is larger.
 
     Raises:
-        RunError: the logits differ by more or are not finite, or `other` accepts no other batch
-            size.
+        RunError: the logits differ by more or in shape, or are not finite, or `other` accepts no
+            other batch size.
     """
     x = x.repeat(-(-sum(batches) // len(x)), 1, 1, 1)
     side = x.shape[2]
@@ -181,7 +184,14 @@ def compare_logits(
                 raise RunError(f"the file takes no other batch sizes: {error}") from error
             continue
         if not wanted.isfinite().all():
-            raise RunError("the run's own logits are not all finite: it diverged; train it anew")
+            if images is x:
+                raise RunError(
+                    "the run's own logits are not all finite: it diverged; train it anew"
+                )
+            continue
+        if got.shape != wanted.shape:
+            shapes = tuple(got.shape), tuple(wanted.shape)
+            raise RunError("the file's logits are {}, the run's {}".format(*shapes))
         difference = (got - wanted).abs().max().item()
         if not difference <= tolerance * max(1.0, wanted.abs().max().item()):
             raise RunError(f"the file's logits differ from the run's by {difference:.2e}")
