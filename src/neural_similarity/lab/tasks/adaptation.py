@@ -88,7 +88,7 @@ class AdaptationRecipe(Recipe):
     lr: float = 0.003
     """Learning rate before the first drop; 0 takes a fifth of the limit that the largest
     curvature of the outputs sets, on a batch of the training images, and less of it where the
-    network gets fewer than 40 % of them wrong."""
+    network gets fewer than 20 % of them wrong."""
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
     weight_decay: float = 0.0

@@ -13,14 +13,14 @@ from neural_similarity.regularize import parameter_groups
 
 MOST_IMAGES = 500
 """Images of which it is counted how many are wrong."""
-MANY_WRONG = 0.4
+MANY_WRONG = 0.2
 """The share of wrong images from which on the rate is not smaller."""
 
 
 def find_rate(
     network: nn.Module, images: ImageSet, preprocess: Preprocess, recipe: TrainingRecipe
 ) -> float:
-    r"""$\eta \min(1, w / 0.4)$, with the rate $\eta$ of `ns.parameter_groups` on a batch.
+    r"""$\eta \min(1, w / 0.2)$, with the rate $\eta$ of `ns.parameter_groups` on a batch.
 
     w is the share of up to 500 images that the network gets wrong before it trains: where only few
     are, the gradient is that of few images, and steps as large as elsewhere fit these. A network
