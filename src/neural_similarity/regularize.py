@@ -19,7 +19,6 @@ from neural_similarity.nn import (
     StaticSimilarity,
 )
 from neural_similarity.nn.modes import check_module
-from neural_similarity.ops.window import promote_dtype
 
 __all__ = ["MEASURES", "Measure", "parameter_groups", "penalty"]
 __dir__ = public_names(__name__)
@@ -201,7 +200,8 @@ def _derivatives(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
 
 def _length(vector: Sequence[Tensor]) -> float:
     """The norm of a vector in parts, in float32 at least: squares overflow in half precision."""
-    return torch.stack([promote_dtype(part).square().sum() for part in vector]).sum().sqrt().item()
+    wide = [part if part.dtype == torch.float64 else part.float() for part in vector]
+    return torch.stack([part.square().sum() for part in wide]).sum().sqrt().item()
 
 
 def _parameters_by_group(

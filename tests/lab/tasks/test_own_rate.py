@@ -1,13 +1,17 @@
 """The learning rate that `nsim train adapt` finds: of the curvature, less where few are wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from neural_similarity.lab.data import Images, Preprocess
+from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks import own_rate
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 
+RECIPE = AdaptationRecipe(backbone="timm:resnet18", batch_size=10)
 PREPROCESS = Preprocess((0.0,), (1.0,))
 
 
@@ -32,17 +36,19 @@ class Threshold(nn.Module):
         return torch.stack([-light, light], 1)
 
 
-def rate_of(wrong, count, monkeypatch, batch_size=10):
+def rate_of(wrong, count, monkeypatch, new_classifier=False):
     monkeypatch.setattr(own_rate, "parameter_groups", lambda *_, **__: [{"lr": 0.5}])
-    recipe = AdaptationRecipe(backbone="timm:resnet18", batch_size=batch_size)
-    network = Threshold()
-    return own_rate.find_rate(network, images_of(wrong, count), PREPROCESS, recipe), network
+    network, images = Threshold(), images_of(wrong, count)
+    return own_rate.find_rate(network, images, PREPROCESS, RECIPE, new_classifier), network
 
 
-@pytest.mark.parametrize(("wrong", "share"), [(0, 0.025), (1, 0.05), (10, 0.5), (20, 1), (100, 1)])
-def test_the_rate_falls_with_the_share_of_wrong_images_below_a_fifth(wrong, share, monkeypatch):
+@pytest.mark.parametrize(
+    ("wrong", "share"), [(0, 0.0125), (1, 0.025), (20, 0.5), (40, 1), (100, 1)]
+)
+def test_the_rate_falls_with_the_share_of_wrong_images_below_two_fifths(wrong, share, monkeypatch):
     rate, _ = rate_of(wrong, 100, monkeypatch)
     assert rate == pytest.approx(0.5 * share, rel=1e-2)
+    assert rate_of(wrong, 100, monkeypatch, new_classifier=True)[0] == 0.5
 
 
 def test_batches_are_as_large_as_in_training(monkeypatch):
@@ -52,13 +58,27 @@ def test_batches_are_as_large_as_in_training(monkeypatch):
 
 
 def test_it_is_that_of_the_curvature_where_all_are_wrong(capsys):
-    network, images = Threshold(), images_of(8, 8)
-    recipe = AdaptationRecipe(backbone="timm:resnet18", batch_size=8)
-    rate = own_rate.find_rate(network, images, PREPROCESS, recipe)
+    images, recipe = images_of(8, 8), replace(RECIPE, batch_size=8)
+    rate = own_rate.find_rate(Threshold(), images, PREPROCESS, recipe, new_classifier=False)
     # The logits' derivative is (-a, a), a = mean - 0.4; the Hessian (1, -1; -1, 1) / 4.
     slope = PREPROCESS(images.pixels).mean((1, 2, 3)) - 0.4
     assert rate == pytest.approx(0.2 * 2 * 1.9 / slope.square().mean().item(), rel=1e-2)
-    assert (
-        "from the curvature of the outputs and 100 % wrong answers (--lr)"
-        in capsys.readouterr().err
-    )
+    told = "from the curvature of the outputs and 8 wrong answers for 8 images (--lr)"
+    assert told in capsys.readouterr().err
+
+
+def test_answers_are_counted_without_dropout_and_by_statistics_as_in_training():
+    torch.manual_seed(0)
+    moving, kept = nn.BatchNorm2d(1), nn.BatchNorm2d(1).eval()
+    moving.running_mean.fill_(10)  # All would be dark, as by dropout.
+    network = nn.Sequential(moving, kept, nn.Dropout(1.0), Threshold())
+    modes = [module.training for module in network.modules()]
+    wrong, count = own_rate.count_wrong(network, [images_of(0, 10)], PREPROCESS)
+    assert (wrong, count) == (0, 10)
+    assert [module.training for module in network.modules()] == modes
+
+
+def test_outputs_that_set_no_rate_are_told_as_the_commands_argument():
+    network = Threshold().requires_grad_(False)
+    with pytest.raises(RunError, match="`lr` must be given, as the outputs set none: `model` must"):
+        own_rate.find_rate(network, images_of(0, 10), PREPROCESS, RECIPE, new_classifier=False)

@@ -47,10 +47,10 @@ MAP_NOTE = (
     "images. Leads are those of static full M in points, with 95 % intervals over draws and test "
     "images, crossed, and p-values adjusted by Holm for the baselines of the cell. Rates were "
     f"chosen for each way and number of labels under {', '.join(RATE_CHANGES)}, on images held "
-    "out; none on a test image. M's rate by curvature is found on a run's labelled images. A cell's networks "
-    "normalise by running statistics of the new images or by the backbone's: by those with which "
-    "the untrained network classifies more of the labelled images of all draws. SSF keeps the "
-    "backbone's. All runs are in bfloat16."
+    "out; none on a test image. M's rate by curvature is found on a run's labelled images. A "
+    "cell's networks normalise by running statistics of the new images or by the backbone's: by "
+    "those with which the untrained network classifies more of the labelled images of all draws. "
+    "SSF keeps the backbone's. All runs are in bfloat16."
 )
 RATES_NOTE = (
     'Accuracy, %, of static full M by learning rate, over the same draws; "by curvature" is the '

@@ -87,8 +87,8 @@ class AdaptationRecipe(Recipe):
     steps: int = 300
     lr: float = 0.003
     """Learning rate before the first drop; 0 takes a fifth of the limit that the largest
-    curvature of the outputs sets, on a batch of the training images, and less of it where the
-    network gets fewer than 20 % of them wrong."""
+    curvature of the outputs sets, on a batch of the training images; and less where the network
+    keeps its classifier and gets fewer than 40 % of up to 500 of them wrong."""
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
     weight_decay: float = 0.0
@@ -260,12 +260,12 @@ class AdaptationTask(ClassificationTask):
         self.check_images()
         recipe, (channels, size, _) = self.recipe, self.images.shape
         torch.manual_seed(recipe.seed)
-        model, _, converted = recipe.pretrained_source.load_pretrained(
+        model, kept, converted = recipe.pretrained_source.load_pretrained(
             recipe, self.images.classes, in_channels=channels, image_size=size
         )
         _check_outputs(model, self.images)
         network, images = adapt_network(model, recipe, converted).train(), self.training_split()[0]
-        rate = find_rate(network, images, self.preprocess(), recipe)
+        rate = find_rate(network, images, self.preprocess(), recipe, new_classifier=not kept)
         return replace(self, recipe=replace(recipe, lr=rate))
 
     @classmethod
