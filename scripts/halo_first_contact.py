@@ -37,7 +37,7 @@ SHAPES: list[Shape] = [
     (128, 128, 16, False), (128, 128, 16, True), (256, 256, 8, False), (64, 64, 14, False),
 ]  # fmt: skip
 """The first two are those of the table in docs/gpu.md."""
-LAYERS = [SHAPES[0], SHAPES[2], SHAPES[3]]
+LAYERS = [SHAPES[0], SHAPES[2], SHAPES[3], SHAPES[4]]
 SETS, REPLAYS = 3, 5
 GRADIENTS = {
     "gradients of x and M": (True, False, True),

@@ -26,7 +26,7 @@ Measure = Callable[[Tensor], Tensor]
 
 _PRODUCTS = 12
 """Products of the Hessian with a vector, by which its largest eigenvalue is estimated."""
-_ONCE = "not implemented", "not supported", "differentiate twice", "original forward and recomput"
+_ONCE = "derivative for", "ouble backward", "differentiate twice", "original forward and recomp"
 """What torch says of functions without a second derivative, and of checkpoints that hold one."""
 _SHARE_OF_LIMIT = 0.2
 """The learning rate over the one at which gradient descent leaves a quadratic minimum."""
@@ -138,7 +138,11 @@ class _TwiceDifferentiable(TorchFunctionMode):
 
 @contextmanager
 def _without_hooks(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Without the hooks that change gradients: they would change the curvature twice over."""
+    """Without the hooks of these parameters.
+
+    torch calls them for every gradient of these that `autograd.grad` returns, so that they would
+    change the curvature twice over. The same dictionaries go back, from which handles remove them.
+    """
     hooks = [parameter._backward_hooks for parameter in parameters]
     for parameter in parameters:
         parameter._backward_hooks = None

@@ -390,6 +390,7 @@ OTHER_SHAPES = {
     "another kernel": lambda s: setattr(
         s.predictor.patch, "weight", nn.Parameter(torch.randn(64, 4, 1, 1))
     ),
+    "one bias": lambda s: setattr(s.predictor.last, "bias", nn.Parameter(torch.ones(1))),
     "one gain": lambda s: setattr(s, "gain", nn.Parameter(torch.ones(1))),
 }
 

@@ -174,7 +174,7 @@ BUGS = {
         LAYER, "hidden_gradient.cu", "int seen = TAPS - 1 - tap;\n", "int seen = tap;\n"
     ),
     "rows of dr": (LAYER, "hidden_gradient.cu", "seen / 3 + 2 * k", "seen / 3 + k"),
-    "no rectifier": (LAYER, "hidden_gradient.cu", "value > 0 ? total[j] : 0", "total[j]"),
+    "no rectifier": (LAYER, "hidden_gradient.cu", "value <= 0 ? 0 : total[j]", "total[j]"),
     "an h that is overwritten": (
         LAYER, "hidden_gradient.cu", "own + buffer * BUFFER;\n    const", "own;\n    const"
     ),
@@ -235,7 +235,7 @@ def is_refused(name, channels):
 
 
 def hidden_map(task):
-    """Alone, which may have more channels than a layer."""
+    """Alone: `are_close` compares all that a layer returns."""
     maps, norms = (
         torch.empty(trial.BATCH, *trial.SIZE, c, dtype=d) for c, d in ((32, HALF), (1, None))
     )
@@ -287,6 +287,24 @@ def test_what_has_no_bug_is_not_refused(hidden, backwards, emulator, monkeypatch
     found = trial.predictor_results(task, grad)
     truth = trial.true_predictor_results(task, grad)
     assert trial.compare_results(found, found, truth, trial.PREDICTOR_RESULTS) is None
+
+
+@needs_gxx
+@pytest.mark.long
+def test_a_wide_layer_whose_groups_run_out(emulator, monkeypatch):
+    """Blocks of rows and channels of W's gradients, with and without those of W itself."""
+    monkeypatch.setattr(launch, "launch_kernel", emulator)
+    monkeypatch.setattr(trial, "BATCH", 3)
+    monkeypatch.setattr(trial, "SIZE", (7, 18))
+    emulator.backwards = False
+    task, grad = trial.predictor_task(torch.device("cpu"), 128, 128, HALF, 32)
+    truth = trial.true_predictor_results(task, grad)
+    found = trial.predictor_results(task, grad)
+    assert trial.compare_results(found, found, truth, trial.PREDICTOR_RESULTS) is None
+    _, *kept = task.forward(trial.EPS, trial.FACTOR)
+    frozen = task.backward(grad, kept, trial.FACTOR, [True, False, *[True] * 5])
+    named = dict(zip(trial.PREDICTOR_RESULTS, found, strict=True))
+    assert torch.equal(frozen.first, named["dW1"])
 
 
 def launched_definitions(name, channels, outputs, dtype, monkeypatch):

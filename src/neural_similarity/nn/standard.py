@@ -53,6 +53,7 @@ def standard_parts(
     fits = (
         patch.weight.shape == (hidden, x.shape[1], *similarity.window.kernel_size)
         and last.weight.shape == (scalars, hidden, *last.kernel_size)
+        and (last.bias is None or last.bias.shape == (scalars,))
         and gain.shape == (scalars,)
     )
     if not fits:

@@ -79,7 +79,9 @@ def takes_parts(given: LayerTensors, frame: LayerFrame) -> bool:
     """Whether `predicted_conv` takes checked parts on a GPU, whose x `takes_layer`."""
     x, weight, _, first, last, _, gain = given
     operands = Operands(x.to(autocast_dtype(x)), weight, x, frame.window, frame.groups)
-    if gain.dtype not in (torch.float32, operands.x.dtype):
+    others = (t.dtype for t in given[1:6] if t is not None)
+    cast = autocast_enabled(x) or all(dtype == x.dtype for dtype in others)
+    if not cast or gain.dtype not in (torch.float32, operands.x.dtype):
         return False
     return halo.declines_predictor(operands, first, last, frame.full) is None
 

@@ -72,7 +72,12 @@ def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     """raw (n, c, *size) times gain (c,), plus 1 in every `every`-th channel (0: in none).
 
     In float32 at least: bfloat16 would lose predictions that are small against the identity.
+
+    Raises:
+        ValueError: `gain` has another number of channels.
     """
+    if gain.shape != raw.shape[1:2]:
+        raise ValueError(f"`gain` must be {tuple(raw.shape[1:2])}, got {tuple(gain.shape)}")
     if takes_maps(raw):
         return _Gained.apply(raw, gain, every)
     if by_torch():  # Core ML has no addcmul.

@@ -183,20 +183,18 @@ def compare_logits(
             if images is x:
                 raise RunError(f"the file takes no other batch sizes: {error}") from error
             continue
+        if got.shape != wanted.shape:
+            theirs, ours = tuple(got.shape), tuple(wanted.shape)
+            raise RunError(f"the file's logits have the shape {theirs}, the run's {ours}")
+        sizes.append(images.shape[2])
         if not wanted.isfinite().all():
             if images is x:
-                raise RunError(
-                    "the run's own logits are not all finite: it diverged; train it anew"
-                )
+                raise RunError("the run's logits are not all finite (did training diverge?)")
             continue
-        if got.shape != wanted.shape:
-            shapes = tuple(got.shape), tuple(wanted.shape)
-            raise RunError("the file's logits are {}, the run's {}".format(*shapes))
         difference = (got - wanted).abs().max().item()
         if not difference <= tolerance * max(1.0, wanted.abs().max().item()):
             raise RunError(f"the file's logits differ from the run's by {difference:.2e}")
         worst = max(worst, difference)
-        sizes.append(images.shape[2])
     return worst, sizes
 
 

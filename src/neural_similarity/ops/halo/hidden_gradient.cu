@@ -120,7 +120,7 @@ KERNEL(GROUPS * WARPGROUP) hidden_gradient(const float *dm, const float *r, cons
     for (int j = 0; j < HIDDEN / 2; j++) {
       int position = (row + j / 2 % 2) * TILE + column, pair = lane % 4 * 4;
       u32 values = *(const u32 *)(at + j / 4 * TILE_CHUNK + position * PIECE + pair);
-      float value = j % 2 ? high(values) : low(values), of_h = value > 0 ? total[j] : 0;
+      float value = j % 2 ? high(values) : low(values), of_h = value <= 0 ? 0 : total[j];
       (j / 2 % 2 ? lower_sum : upper_sum) += of_h * value;
       total[j] = of_h * (factor / (j / 2 % 2 ? lower_norm : upper_norm));
     }

@@ -3,8 +3,8 @@
 // w2 (9, 9, HIDDEN), b2 (9) and b (OUTPUTS) or null, g (9), y (n, h, w, OUTPUTS), r (n, h, w, 9) float32.
 // HIDDEN is 32 or 64. Blocks: tiles of positions, 64 (or all 32) outputs.
 //
-// The tile's own memory is h's halo and M, which the first slice of channels computes; W₂ lies behind all groups' memory as in weights.cuh, of 16
-// filters, the last 7 of them zero.
+// The tile's own memory is h's halo, and M, computed when the tile's first slice is there. W₂ lies
+// behind all groups' memory: last.cuh.
 #include "device.cuh"
 #include "tile.cuh"
 constexpr int DEPTH = CHANNELS, COLUMNS = OUTPUTS, SLICE_MOST = 64;

@@ -96,7 +96,7 @@ def scale_gradient(
         incoming = load_tile(grad, place, channel, channel < count).to(tl.float32)
         values = load_tile(z, place, channel, channel < count).to(tl.float32)
         if RECTIFIED:
-            incoming = tl.where(values > 0, incoming, 0.0)
+            incoming = tl.where(values <= 0, 0.0, incoming)  # NaN stays
         store_tile(grad_y, place, channel, channel < count, incoming * factor[:, None])
         total += tl.sum(incoming * values, 1)
     at, rows, exists = rows_of(grad_factors, place)
