@@ -82,8 +82,11 @@ def test_what_the_page_says_of_rates():
     text = " ".join(PAGE.partition("## The map of changes")[2].split())
     near = sum(cell.lost <= NEAR for cell in rates)
     assert f"within one point of the best of five rates in {near} of {len(rates)} cells" in text
+    few = [cell.lost <= NEAR for cell in rates if cell.labels == 5]
+    assert f"{sum(few)} of {len(few)} at 5 labels among them" in text
     worst = max(rates, key=lambda cell: cell.lost)
-    assert f"at most {worst.lost:.2f}, {CHANGES[worst.change]}" in text
+    told = f"at most {worst.lost:.2f}, {CHANGES[worst.change]}, {worst.labels} labels"
+    assert told in text
     assert f"on average {fmean(cell.lost for cell in rates):.2f} points" in text
     fixed = {
         rate: [max(cell.accuracies.values()) - cell.accuracies[rate] for cell in rates]
