@@ -282,7 +282,9 @@ def test_other_similarities_are_made_of_their_parts(options):
 def operators(layer, x):
     """Both registered operators with arguments for them."""
     similarity = layer.similarity
-    parts = module.standard_parts(similarity, x, layer.weight, None)
+    spec, operands = similarity.spec.predictor, (x, layer.weight, None)
+    found = similarity.frame, spec, similarity.predictor, similarity.gain
+    parts = module.standard_parts(*found, operands)
     parts = [t if t is None else t.detach() for t in parts]
     values = one._plain_values(similarity.frame)
     y, *kept = one._forward_op(*parts, *values)

@@ -213,7 +213,9 @@ def test_shapes_without_data_are_those_of_the_kernels(half_gain, kernels, monkey
 
 
 def layer_parts(conv, x):
-    return standard_parts(conv.similarity, x, conv.weight, conv.bias)
+    m = conv.similarity
+    operands = x, conv.weight, conv.bias
+    return standard_parts(m.frame, m.spec.predictor, m.predictor, m.gain, operands)
 
 
 @pytest.mark.parametrize(

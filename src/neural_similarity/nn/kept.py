@@ -1,7 +1,7 @@
 """Folded kernels that evaluation keeps while neither W nor M has changed."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -10,16 +10,13 @@ from torch import Tensor, nn
 from neural_similarity.nn.modes import check_module
 from neural_similarity.ops.tracing import runs_eagerly
 
-if TYPE_CHECKING:
-    from neural_similarity.nn.similarity import StaticSimilarity
-
 
 class _Kept(NamedTuple):
     """A folded kernel, and what it was made of."""
 
     kernel: Tensor
     source: Tensor
-    """M, or the raw numbers where a structure depends on nothing else."""
+    """M, or the raw numbers of a structure that depends on nothing else."""
     structure: nn.Module
     weight: "ref[Tensor]"
     memory: Tensor
@@ -58,11 +55,17 @@ def may_keep(similarity: nn.Module, weight: Tensor) -> bool:
 
 
 def kept_kernel(
-    similarity: "StaticSimilarity", weight: Tensor, dtype: torch.dtype, fold: Callable[..., Tensor]
+    similarity: nn.Module,
+    made_of: tuple[nn.Module, Tensor],
+    weight: Tensor,
+    dtype: torch.dtype,
+    fold: Callable[..., Tensor],
 ) -> Tensor:
-    """The kept kernel of a similarity if it is current, else W M, which `fold` makes."""
-    structure = similarity.structure
-    source = similarity.raw if structure.raw_only else similarity.matrix()
+    """The kept kernel of a similarity if it is current, else W M, which `fold` makes.
+
+    `made_of` has the structure of M and the numbers that M depends on.
+    """
+    structure, source = made_of
     kept = _KEPT.get(similarity)
     if kept is not None and kept.structure is structure and kept.is_current(weight, dtype):
         if torch.equal(kept.source, source):

@@ -219,7 +219,8 @@ class StaticSimilarity(nn.Module):
         # Of autocast's type at once, to which the convolution would cast it.
         dtype = autocast_dtype(weight) if isinstance(layer, nn.Module) else weight.dtype
         if may_keep(self, weight):
-            return layer.static_forward(x, kept_kernel(self, weight, dtype, self.fold))
+            made_of = self.structure, self.raw if self.structure.raw_only else self.matrix()
+            return layer.static_forward(x, kept_kernel(self, made_of, weight, dtype, self.fold))
         return layer.static_forward(x, self.fold(weight, dtype))
 
     def train(self, mode: bool = True) -> Self:
@@ -261,7 +262,8 @@ class DynamicSimilarity(nn.Module):
         self.predictor = _predictor_of(spec.predictor, geometry, self.structure.scalars)
         gains = torch.zeros(self.structure.scalars)
         self.gain = nn.Parameter(gains) if spec.init == "identity" else None
-        self.frame = standard_frame(self) if type(self) is DynamicSimilarity else None
+        own = type(self) is DynamicSimilarity
+        self.frame = standard_frame(self.structure, geometry, spec.predictor) if own else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -315,7 +317,9 @@ class DynamicSimilarity(nn.Module):
         """
         padded, frame = self.geometry.pad_input(x), self.frame
         if frame is not None and takes_layer(x):
-            parts = standard_parts(self, padded, weight, bias)
+            operands = padded, weight, bias
+            spec, gain = self.spec.predictor, self.gain
+            parts = standard_parts(frame, spec, self.predictor, gain, operands)
             if parts is not None and (padded.is_cpu or takes_parts(parts, frame)):
                 return predicted_conv(parts, frame)
         structure = self.structure

@@ -1,25 +1,24 @@
 """Dynamic similarities whose layer is one operator: those of the default predictor."""
 
-from typing import TYPE_CHECKING, Any
+from math import prod
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, TwoLayersModule
-from neural_similarity.nn.structure import DiagonalModule, FullModule
+from neural_similarity.nn.structure import DiagonalModule, FullModule, StructureModule
 from neural_similarity.ops.layer import LayerFrame, same_window
 from neural_similarity.ops.operands import LayerTensors
 from neural_similarity.ops.window import Window
 
 _CONV_LAYERS = tuple(CONV_LAYERS.values())
 
-if TYPE_CHECKING:
-    from neural_similarity.nn.similarity import DynamicSimilarity
 
-
-def standard_frame(similarity: "DynamicSimilarity") -> LayerFrame | None:
-    """The frame of the layer's operator; None where the layer is made of its parts."""
-    structure, geometry, spec = similarity.structure, similarity.geometry, similarity.spec.predictor
+def standard_frame(
+    structure: StructureModule, geometry: Geometry, spec: object
+) -> LayerFrame | None:
+    """The frame of a layer's operator; None where `spec`, its predictor's, has no operator."""
     if not geometry.spatial or not isinstance(spec, SphereNet) or type(spec) is not SphereNet:
         return None
     known = type(structure) in (DiagonalModule, FullModule) and structure.residual
@@ -29,29 +28,33 @@ def standard_frame(similarity: "DynamicSimilarity") -> LayerFrame | None:
     factor = (geometry.in_channels * geometry.taps) ** 0.5 if spec.normalize == "rms" else 1.0
     full = type(structure) is FullModule
     last = same_window((spec.last_kernel_size,) * len(geometry.kernel_size))
-    return LayerFrame(similarity.window, last, geometry.groups, spec.eps, factor, full)
+    return LayerFrame(geometry.window, last, geometry.groups, spec.eps, factor, full)
 
 
 def standard_parts(
-    similarity: "DynamicSimilarity", x: Tensor, weight: Tensor, bias: Tensor | None
+    frame: LayerFrame,
+    spec: object,
+    predictor: nn.Module,
+    gain: Tensor | None,
+    operands: tuple[Tensor, Tensor, Tensor | None],  # x, W and the bias
 ) -> LayerTensors | None:
-    """The operator's tensors; None where a module of the predictor is not as it was built.
+    """The operator's tensors; None where a module of `predictor` is not as `spec` built it.
 
     The operator calls no module, so a hook, a replaced or a parametrised module declines it.
     """
-    predictor: Any = similarity.predictor
-    if type(predictor) is not TwoLayersModule or predictor.spec is not similarity.spec.predictor:
+    if type(predictor) is not TwoLayersModule or predictor.spec is not spec:
         return None
-    patch, last, gain = predictor.patch, predictor.last, similarity.gain
+    patch, last = predictor.patch, predictor.last
     if type(patch) is not PatchConv or type(last) not in _CONV_LAYERS or gain is None:
         return None
     window = Window(last.kernel_size, last.stride, last.padding, last.dilation)
-    same = similarity.frame and window == similarity.frame.last and last.groups == 1
+    same = window == frame.last and last.groups == 1
     if not same or last.padding_mode != "zeros" or _has_any_global_hook():
         return None
-    hidden, scalars = patch.weight.shape[0], similarity.structure.scalars
+    hidden, taps = patch.weight.shape[0], prod(frame.window.kernel_size)
+    scalars = taps**2 if frame.full else taps
     fits = (
-        patch.weight.shape == (hidden, x.shape[1], *similarity.window.kernel_size)
+        patch.weight.shape == (hidden, operands[0].shape[1], *frame.window.kernel_size)
         and last.weight.shape == (scalars, hidden, *last.kernel_size)
         and (last.bias is None or last.bias.shape == (scalars,))
         and gain.shape == (scalars,)
@@ -67,4 +70,4 @@ def standard_parts(
             or "forward" in module.__dict__
         ):
             return None
-    return LayerTensors(x, weight, bias, patch.weight, last.weight, last.bias, gain)
+    return LayerTensors(*operands, patch.weight, last.weight, last.bias, gain)
