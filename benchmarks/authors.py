@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from benchmarks.case import KERNEL, PADDING, TAPS
@@ -129,17 +130,22 @@ class _Registry:
 class Annealed(nn.Module):
     """A layer whose temperature falls in a line from `first` to `last` in its first updates."""
 
+    updates: Tensor
+    """How many there were: in the checkpoint, because the temperature is not."""
+
     def __init__(self, layer: nn.Module, first: float, last: float):
         super().__init__()
-        self.layer, self.first, self.last, self.updates = layer, first, last, 0
+        self.layer, self.first, self.last, self.share = layer, first, last, -1.0
+        self.register_buffer("updates", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.updates <= WARM_UP:
-            share = self.updates / WARM_UP
+        share = min(1.0, self.updates.item() / WARM_UP)
+        if share != self.share:
+            self.share = share
             for part in self.layer.modules():
                 update: Any = getattr(part, "update_temperature", lambda _: None)
                 update(self.first + (self.last - self.first) * share)
-            self.updates += 1
+        self.updates += self.training
         return self.layer(x)
 
 

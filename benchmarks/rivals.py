@@ -169,7 +169,8 @@ def _folder(options: RivalOptions, name: str) -> Path:
 
 def _train(recipe: TrainingRecipe, path: Path, options: RivalOptions) -> None:
     """Train a network once, in bf16 on one thread as the records at reduced budgets."""
-    if (path / "summary.json").exists():
+    if path.exists():
+        session.resume(path, data_root=options.data)
         return
     recipe = replace(recipe, seed=SEED, precision="bf16", threads=1)
     session.train(recipe, name=path.name, budget=options.budget, out=path, data_root=options.data)

@@ -92,10 +92,21 @@ def test_trained_networks_have_their_errors_and_are_trained_once(code, monkeypat
         (out / "summary.json").write_text(json.dumps({"test_error_percent": 12.5}))
 
     monkeypatch.setattr(session, "train", train)
+    monkeypatch.setattr(session, "resume", lambda *_, **__: None)
     for _ in range(2):
         *_, network = rows_of(code, train=("odconv-1",))
         assert network.costs["test_error"] == 12.5
     assert trained == [("cnn9_odconv-1", 1, "bf16")]
+
+
+@pytest.mark.long
+def test_a_training_that_was_interrupted_goes_on(code, monkeypatch):
+    clone(code, RIGHT)
+    (code / "runs" / "odconv-1-0.015625").mkdir(parents=True)
+    resumed = []
+    monkeypatch.setattr(session, "resume", lambda path, **_: resumed.append(path.name))
+    rows_of(code, train=("odconv-1",))
+    assert resumed == ["odconv-1-0.015625"]
 
 
 def test_names_to_train_are_known(code):
@@ -125,6 +136,10 @@ def test_temperatures_fall_in_the_first_updates_alone(monkeypatch):
     for training in (True, False, True, True, True):
         layer.train(training)(torch.ones(1))
     assert seen == [30, 15.5, 1]
+    again = Annealed(Layer(), 30, 1)
+    again.load_state_dict(layer.state_dict())
+    again.eval()(torch.ones(1))
+    assert seen[3:] == [1]
 
 
 def test_the_first_convolution_of_the_network_stays(tmp_path):
