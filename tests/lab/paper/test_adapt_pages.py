@@ -3,7 +3,7 @@
 import math
 import re
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 
@@ -176,14 +176,17 @@ def test_what_the_page_says_of_streams():
     ]
 
 
-def test_what_the_page_says_of_the_choice_of_rates_for_tasks():
-    """Each way at its chosen rate, over the two tasks on which it was chosen."""
-    runs, means = runs_of(CONTINUAL), {}
-    accuracies = {key: run["accuracy"] for key, run in runs.items()}
-    rates = {trial.way: trial.rate for trial in CONTINUAL.cells[0].trials(accuracies)}
-    for way, search in CONTINUAL.cells[0].searches.items():
-        trials = [MapRun(way, rates[way], change, 11) for change in search.changes]
-        means[way] = 100 * sum(accuracies[str(t)] for t in trials) / len(trials)
+def test_what_the_page_says_of_tasks():
+    """Means over tasks and orders, and M's scatter between orders."""
+    runs, orders = runs_of(CONTINUAL), {}
+    (cell,) = CONTINUAL.cells
+    trials = cell.trials({key: run["accuracy"] for key, run in runs.items()})
+    rates = {trial.way: trial.rate for trial in trials}
+    for way in rates:
+        orders[way] = [
+            100 * fmean(runs[str(t)]["accuracy"] for t in trials if (t.way, t.draw) == (way, draw))
+            for draw in cell.draws
+        ]
     names = {
         "norm-statistics": "batch normalisation",
         "residual": "TSA",
@@ -192,10 +195,14 @@ def test_what_the_page_says_of_the_choice_of_rates_for_tasks():
         "full": "M",
         "piggyback": "Piggyback",
     }
-    ranked = sorted(means, key=means.__getitem__, reverse=True)
-    told = ", ".join(f"{names[way]} {means[way]:.1f}" for way in ranked)
-    assert f"in percent: {told}." in SECTION
-    firsts = [runs[str(MapRun(way, rates[way], "task-0", 11))] for way in ("full", "piggyback")]
+    ranked = sorted(orders, key=lambda way: fmean(orders[way]), reverse=True)
+    told = ", ".join(f"{names[way]} {fmean(orders[way]):.1f}" for way in ranked)
+    assert f"Means over five orders, in percent: {told}." in SECTION
+    scatter = {way: stdev(orders[way]) for way in ("full", "head")}
+    text = "Between orders M scatters by {full:.1f} points, the probe by {head:.1f}"
+    assert text.format(**scatter) in SECTION
+    assert "the probe's is {head:g}, M's {full:g}.".format(**rates) in SECTION
+    firsts = [runs[str(MapRun(way, rates[way], "task-0", 1))] for way in ("full", "piggyback")]
     m, mask = (
         float(CONTINUAL.size[1](way, run["trained"]).replace(",", "")) / 1000
         for way, run in zip(("full", "piggyback"), firsts, strict=True)
