@@ -7,9 +7,10 @@ from pathlib import Path
 
 from benchmarks.networks import KNOWN, texts
 from benchmarks.plots import SIZES
-from benchmarks.report import Report, Row, comparisons, grouped, milliseconds, read, table
+from benchmarks.report import Report, Row, comparisons, grouped, milliseconds, read
 from benchmarks.targets import TARGETS
 from neural_similarity.lab.paper.costs import is_current
+from neural_similarity.lab.paper.markdown import markdown_rows
 
 TEXT = Path(__file__).with_suffix(".md")
 """The title, then what is said under each heading, caveats of old reports among them."""
@@ -39,7 +40,7 @@ def summary(folders: Sequence[Path], command: str) -> str:
         lines.append((target.text, target.limit, *found))
     title, sections = _texts()
     places = " and ".join(f"`{folder.as_posix()}/`" for folder in folders)
-    rows = table(("target", "limit", *machines), lines)
+    rows = markdown_rows(("target", "limit", *machines), *lines)
     parts = [title, "## Targets", BOLD, rows, sections["Targets"]]
     parts += _method(sections, command, places)
     return "\n\n".join(parts) + "\n"
@@ -74,7 +75,7 @@ def page(results: Path, path: Path, command: str) -> str:
         *(f"**{name}: {r.noise}.**" for name, r in reports.items() if r.noise),
     ]
     lines = [target.line(reports.get(target.bench)) for target in TARGETS]
-    parts.append(table(("target", "limit", "found, best to worst", ""), lines))
+    parts.append(markdown_rows(("target", "limit", "found, best to worst", ""), *lines))
     pictures = Path(os.path.relpath(results, path.parent)).as_posix()
     for name, report in reports.items():
         heading, left = HEADINGS[name], current(report)
@@ -177,7 +178,9 @@ def _pivot(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     head = ["", *("{channels}@{size}×{size}, {batch}".format(**own[0].group) for own in columns)]
     names = dict.fromkeys(row.name for row in rows)
     by_name = [{row.name: cell(row) for row in own} for own in columns]
-    return table(head, ([name, *(cells.get(name, "") for cells in by_name)] for name in names))
+    return markdown_rows(
+        head, *([name, *(cells.get(name, "") for cells in by_name)] for name in names)
+    )
 
 
 def _ratios(row: Row) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.measure import Timing
 from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.paper.costs import machine_name, timing_doubt
+from neural_similarity.lab.paper.markdown import markdown_rows
 
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "test_error": ("test error, %", "{:.2f}".format),
@@ -136,14 +137,8 @@ def comparisons(report: Report) -> list[str]:
         head = ["", *(text for name in times for text in (f"{name}, ms", f"÷ {baseline}"))]
         head += [COSTS[name][0] for name in costs] + ["error"]
         lines = [_line(row, times, costs) for row in rows]
-        parts += [f"### {words}", table(head, lines)]
+        parts += [f"### {words}", markdown_rows(head, *lines)]
     return parts
-
-
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Cells as a Markdown table."""
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _line(row: Row, times: Sequence[str], costs: Sequence[str]) -> Sequence[str]:

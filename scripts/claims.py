@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from neural_similarity.lab.paper import TABLES, make_report, read_records
-from neural_similarity.lab.paper.markdown import interval_text
+from neural_similarity.lab.paper.markdown import interval_text, markdown_rows
 from neural_similarity.lab.paper.records import Record
 from neural_similarity.lab.paper.report import by_number, pooled_difference
 from neural_similarity.lab.paper.verdicts import Adjusted, Comparison, Verdict, judge_comparisons
@@ -79,9 +79,8 @@ def page() -> str:
     parts = [content["head"].strip(), rule]
     parts.append("; ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ".")
     for section in dict.fromkeys(claim["section"] for claim in claims):
-        lines = [HEAD, ("---",) * len(HEAD)]
-        lines += [r for r, claim in zip(rows, claims, strict=True) if claim["section"] == section]
-        parts += [f"## {section}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
+        lines = [r for r, claim in zip(rows, claims, strict=True) if claim["section"] == section]
+        parts += [f"## {section}", markdown_rows(HEAD, *lines)]
     return "\n\n".join(parts) + "\n"
 
 

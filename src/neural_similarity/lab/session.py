@@ -257,19 +257,7 @@ def _begin_together(
 ) -> Run:
     require_new(path, task.RUN.COMMAND)
     facts = task.check_start() | (origin or {})
-    channels, size, _ = task.images.shape
-    run = task.RUN(
-        path=path,
-        name=place.name,
-        budget=place.budget,
-        recipe=task.recipe,
-        data_root=str(Path(place.data_root).absolute()),
-        digest=task.digest,
-        classes=tuple(task.images.classes),
-        channels=channels,
-        image_size=size,
-        preprocess=task.preprocess(),
-    )
+    run = task.new_run(path, place.name, place.budget, place.data_root)
     distributed.by_first(lambda: create_run(run, describe_environment(runtime) | facts))
     removed = removed_if_nothing_began(run) if distributed.is_first() else nullcontext()
     with removed, deaths_named(run.path):

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, Self, get_args, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from neural_similarity.choices import require_known
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.kept import drop_kernel, kept_kernel, may_keep
 from neural_similarity.nn.modes import evaluation_mode
@@ -49,7 +50,7 @@ class Static(Spec):
 
     def __post_init__(self):
         _check_structure(self.structure)
-        _check_init(self.init)
+        require_known("init", self.init, get_args(Init))
         if self.init == "released" and not isinstance(self.structure, Diagonal):
             raise ValueError(f'`init` "released" needs a Diagonal, got {self.structure!r}')
 
@@ -85,7 +86,7 @@ class Dynamic(Spec):
     def __post_init__(self):
         _check_structure(self.structure)
         _check_predictor(self.predictor)
-        _check_init(self.init)
+        require_known("init", self.init, get_args(Init))
         if not self.structure.dynamic or self.structure.shared:
             raise ValueError(f"`structure` must not be for static M only, got {self.structure!r}")
         if self.init == "identity" and not self.structure.zero_is_identity:
@@ -111,11 +112,6 @@ def _check_predictor(predictor: object) -> None:
             "`predictor` must be a callable (geometry, scalars) -> nn.Module such as "
             f"ns.SphereNet(), got {predictor!r}"
         )
-
-
-def _check_init(init: str) -> None:
-    if init not in get_args(Init):
-        raise ValueError(f"`init` must be one of {', '.join(get_args(Init))}, got {init!r}")
 
 
 SIMILARITIES: dict[str, Static | Dynamic | None] = {

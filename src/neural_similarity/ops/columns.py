@@ -74,7 +74,6 @@ class Eager:
         return self._sweep_tiles(given)[0]
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
-        """`Implementation.backward`."""
         needs_x, needs_weight, needs_m = needs
         mirrored = needs_x and self.arithmetic.mirrors and _has_mirror(given)
         gradients = grad_x, grad_weight, grad_m = given.empty_gradients(needs)

@@ -149,7 +149,7 @@ def _output(
     operands = Operands(x, weight, m, frame.window, frame.groups)
     y = way(operands).forward(operands)
     if bias is not None:
-        y += bias.to(y.dtype).view(_per_channel(y))
+        y += bias.to(y.dtype).view(-1, *[1] * (y.dim() - 2))
     return y, hidden, raw, factors
 
 
@@ -163,7 +163,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     """The gradients of the parts, those that `needs` asks for."""
     x, weight, *_, gain = given
-    of_bias = grad.sum(_positions(grad)) if needs[2] else None
+    of_bias = grad.sum((0, *range(2, grad.dim()))) if needs[2] else None
     if by_kernels(x):
         found = _layer_task(given, way).backward(grad, kept, frame.factor, needs)
         return list(found._replace(bias=of_bias))
@@ -238,14 +238,6 @@ def _matrix(raw: Tensor, gain: Tensor, frame: LayerFrame, apply: Apply) -> Tenso
         return apply(raw, gain, 1).unsqueeze(1)
     taps = frame.window.taps
     return apply(raw, gain, taps + 1).unflatten(1, (1, taps, taps))
-
-
-def _per_channel(maps: Tensor) -> tuple[int, ...]:
-    return (-1, *[1] * (maps.dim() - 2))
-
-
-def _positions(maps: Tensor) -> tuple[int, ...]:
-    return (0, *range(2, maps.dim()))
 
 
 def _composed_gradients(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from neural_similarity.ops import reference, trilinear
 from neural_similarity.ops.backend import Backend, declines
@@ -22,7 +23,6 @@ from neural_similarity.ops.window import (
     autocast_dtype,
     make_window,
     require_tensors,
-    same_padding,
     without_autocast,
 )
 
@@ -243,7 +243,7 @@ def _frame_input(x: Tensor, weight: Tensor, stride, padding, dilation) -> tuple[
         raise ValueError(f'`padding` "same" needs `stride` 1, got {stride!r}')
     total = [d * (k - 1) for k, d in zip(frame.kernel_size, frame.dilation, strict=True)]
     if any(t % 2 for t in total):
-        return same_padding(x, frame.kernel_size, frame.dilation), frame
+        return F.pad(x, [side for t in reversed(total) for side in (t // 2, t - t // 2)]), frame
     return x, frame._replace(padding=tuple(t // 2 for t in total))
 
 

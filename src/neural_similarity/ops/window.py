@@ -98,15 +98,6 @@ def repeat_sizes(name: str, value: int | Sequence[int], dims: int, least: int) -
     return values
 
 
-def same_padding(x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """Pad `x` with zeros so that a stride-1 convolution keeps its size, as torch's "same" does."""
-    amounts: list[int] = []
-    for k, d in zip(reversed(kernel_size), reversed(dilation), strict=True):
-        total = d * (k - 1)
-        amounts += [total // 2, total - total // 2]
-    return F.pad(x, amounts)
-
-
 def promote_dtype(raw: Tensor) -> Tensor:
     """`raw` in float32, or float64 if it is float64: similarities near 1 need the precision."""
     return raw if raw.dtype == torch.float64 else raw.float()

@@ -17,6 +17,7 @@ from neural_similarity.lab.paper.adapt_map import (
     DRAWS,
     FIRST_RATES,
     GRID,
+    MAP_SEARCH,
     MAP_WAYS,
     RATE_CHANGES,
     RATE_DRAWS,
@@ -35,9 +36,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def choose(accuracy):
     """The rate that is chosen where trials have these accuracies, and the trials that ran."""
     scores = {}
-    while trials := missing_trials("full", scores):
+    while trials := missing_trials("full", scores, MAP_SEARCH):
         scores |= {str(trial): accuracy(trial) for trial in trials}
-    return chosen_rate("full", scores), scores
+    return chosen_rate("full", scores, MAP_SEARCH), scores
 
 
 @pytest.mark.parametrize("best", GRID)
@@ -58,7 +59,7 @@ def test_the_best_two_rates_are_compared_over_all_draws():
     assert rate == 0.03
     assert len(scores) == len(RATE_CHANGES) * (3 + 2 * 2)
     with pytest.raises(ValueError, match=r"lacks full 0\.003 rotation-20 11"):
-        chosen_rate("full", {})
+        chosen_rate("full", {}, MAP_SEARCH)
 
 
 def test_no_rate_is_chosen_on_a_change_of_the_map_or_with_its_images():
@@ -107,23 +108,20 @@ def tiny_map(monkeypatch, tmp_path):
     settings = {
         adapt_map: {
             "CHANGED": adapt_map.CHANGED | small | short,
-            "FIRST_RATES": (0.01,), "GRID": (0.01,), "RATE_DRAWS": (11,), "DRAWS": (1, 2),
-            "MAP_WAYS": ways, "RATES_OF_M": (0.01, 0.03),
+            "GRID": (0.01,), "DRAWS": (1, 2), "MAP_WAYS": ways, "RATES_OF_M": (0.01, 0.03),
         },
         adapt_runs: {
             "LABELS": (2,), "HELD_OUT": 2, "CHANGES": ("rotation-30",), "DRAWS": (1, 2),
-            "MAP_WAYS": ways,
+            "MAP_WAYS": ways, "MAP_SEARCH": MAP_SEARCH._replace(draws=(11,), first=(0.01,)),
             "load_dataset": lambda *_, **__: coloured_dataset(),
         },
     }  # fmt: skip
     for module, values in settings.items():
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
-    adapt_runs.held_out_images.cache_clear()
-    adapt_runs.whole_images.cache_clear()
+    adapt_runs.load_images.cache_clear()
     yield tmp_path
-    adapt_runs.held_out_images.cache_clear()
-    adapt_runs.whole_images.cache_clear()
+    adapt_runs.load_images.cache_clear()
 
 
 @pytest.mark.parametrize("way", ["full", "full-default", "norm", "nothing"])
@@ -186,7 +184,7 @@ def test_labelled_images_choose_the_statistics_once(tiny_map, monkeypatch, bette
 
 
 def test_held_out_images_are_training_images_that_no_draw_takes(tiny_map):
-    held_out = adapt_runs.held_out_images("cifar10-rotation-20", tiny_map)
+    held_out = adapt_runs.load_images("cifar10-rotation-20", tiny_map, True)
     train = coloured_dataset().train
     assert len(held_out.test) == 2 * len(CLASSES)
     assert len(held_out.train) + len(held_out.test) == len(train)

@@ -1,15 +1,13 @@
 """`nsim completion`: shell completion of `nsim`."""
 
-import io
 import re
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 
-from neural_similarity.lab.cli import COMMANDS, main
+from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.cli.commands import print_line, require_known_name
+from neural_similarity.lab.cli.help_pages import COLOUR, kept_page
 from neural_similarity.lab.cli.recipes import recipe_list
 from neural_similarity.lab.paper.tables import TABLES
-from neural_similarity.lab.recipes import RECIPES
 
 HELP = """usage: nsim completion bash|zsh
 
@@ -46,16 +44,12 @@ def completion(args: Sequence[str]) -> int:
 
 
 def completion_words(command: str) -> list[str]:
-    """The words that can follow a command: names, and the options in its help."""
+    """The words that can follow a command: names, and the options on its pages of help."""
     families = recipe_list()[1].values()
     recipes = [row[0] for family in families for row in family["rows"]]
     names = {"train": recipes, "table": list(TABLES), "reproduce": list(TABLES)}
-    text = io.StringIO()
-    with redirect_stdout(text):
-        if command == "train":  # Its options depend on the kind of recipe.
-            for name in {type(recipe): name for name, recipe in RECIPES.items()}.values():
-                main([command, name, "--help"])
-        elif command != "completion":
-            main([command, "--help"])
-    options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text.getvalue()))
+    # The options of `train` depend on the kind of recipe.
+    lines = [f"train {name}" for name in recipes] if command == "train" else [command]
+    pages = COLOUR.sub("", "\n".join(kept_page(line) or "" for line in lines))
+    options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", pages))
     return [*names.get(command, ()), *options]

@@ -18,7 +18,7 @@ from neural_similarity.lab.data.images import seeded_generator, split_off
 from neural_similarity.lab.paper.adapt_map import FIRST_RATES, MapRun, RateSearch
 from neural_similarity.lab.paper.adapt_runs import run_in_memory
 from neural_similarity.lab.paper.adapt_study import Study, StudyCell
-from neural_similarity.lab.recipes.adaptation import HEADED, RESNET, WAYS
+from neural_similarity.lab.recipes.adaptation import HEADED, RESNET, WAYS, way_fields
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.models import resnet20
 
@@ -33,11 +33,9 @@ TASK_STEPS: dict[str, Any] = {"steps": 60, "drops": (42,), "batch_size": 32, "cr
 
 def task_recipe(trial: MapRun) -> AdaptationRecipe:
     """The recipe of a way on a task; the classifier is new and always trains."""
-    fields: dict[str, Any] = {"similarity": None, "train": "M", "threads": 1, "precision": "bf16"}
-    fields |= RESNET | HEADED | TASK_STEPS | {"inputs": "imagenet", "dataset": "cifar100"}
-    fields |= WAYS[trial.way][1] | {"lr": trial.rate, "seed": trial.draw}
-    fields["train"] = "head" if fields["train"] == "head" else f"{fields['train']}+head"
-    return AdaptationRecipe(**fields)
+    fields = way_fields(RESNET | HEADED | TASK_STEPS | WAYS[trial.way][1])
+    fields |= {"inputs": "imagenet", "dataset": "cifar100", "lr": trial.rate, "seed": trial.draw}
+    return AdaptationRecipe(**fields, threads=1, precision="bf16")
 
 
 def task_classes(trial: MapRun) -> Tensor:

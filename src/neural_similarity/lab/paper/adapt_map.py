@@ -9,12 +9,11 @@ without any training.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from neural_similarity.lab.data.corruption import GEOMETRY, UNDONE
-from neural_similarity.lab.recipes.adaptation import CHANGED, WAYS
+from neural_similarity.lab.recipes.adaptation import CHANGED, WAYS, way_fields
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 
 MAP_FOLDER = "adapt-map"
@@ -95,9 +94,7 @@ class RateSearch(NamedTuple):
     """Rates of `GRID` to begin with; it goes on until the best one has neighbours."""
 
 
-def map_search() -> RateSearch:
-    """The search of the map."""
-    return RateSearch(RATE_CHANGES, RATE_DRAWS, FIRST_RATES)
+MAP_SEARCH = RateSearch(RATE_CHANGES, RATE_DRAWS, FIRST_RATES)
 
 
 def cell_ways(change: str) -> list[str]:
@@ -107,21 +104,14 @@ def cell_ways(change: str) -> list[str]:
 
 def trial_recipe(trial: MapRun, labels: int, statistics: Statistics = "new") -> AdaptationRecipe:
     """The recipe of a run; `nsim train adapt` with its fields trains the same network."""
-    way = "nothing" if trial.way == "undone" else trial.way
-    fields: dict[str, Any] = {"similarity": None, "train": "M", "threads": 1, "precision": "bf16"}
-    fields |= CHANGED | WAYS[way][1]
+    way, undone = ("nothing", UNDONE) if trial.way == "undone" else (trial.way, "")
     kept = STATISTICS_OF.get(trial.way, statistics) == "backbone"
-    fields["norm"] = "eval" if kept else "train"
-    undone = UNDONE if trial.way == "undone" else ""
-    recipe = AdaptationRecipe(
-        **fields | {"lr": trial.rate, "seed": trial.draw, "per_class": labels},
-        dataset=f"cifar10-{trial.change}{undone}",
-    )
-    if trial.way == "statistics":
-        recipe = replace(recipe, steps=CHANGED["steps"], drops=())
-    times = LONGER.get(labels, 1)
-    drops = tuple(times * drop for drop in recipe.drops)
-    return replace(recipe, steps=times * recipe.steps, drops=drops)
+    times, fields = LONGER.get(labels, 1), way_fields(CHANGED | WAYS[way][1])
+    drops = tuple(times * drop for drop in fields["drops"])
+    fields |= {"steps": times * fields["steps"], "drops": drops, "per_class": labels}
+    fields |= {"norm": "eval" if kept else "train", "lr": trial.rate, "seed": trial.draw}
+    dataset = f"cifar10-{trial.change}{undone}"
+    return AdaptationRecipe(**fields, dataset=dataset, threads=1, precision="bf16")
 
 
 def cell_trials(change: str, rates: Mapping[str, float]) -> list[MapRun]:
@@ -141,12 +131,8 @@ def rate_trials(change: str) -> list[MapRun]:
     return [MapRun(way, rate, change, draw) for way, rate in tried for draw in DRAWS]
 
 
-def missing_trials(way: str, scores: RunScores, search: RateSearch | None = None) -> list[MapRun]:
-    """The runs that choosing a way's rate still needs, a few at a time; none once it is chosen.
-
-    The search is the map's by default.
-    """
-    search = search or map_search()
+def missing_trials(way: str, scores: RunScores, search: RateSearch) -> list[MapRun]:
+    """The runs that choosing a way's rate still needs, a few at a time; none once it is chosen."""
     one = search._replace(draws=search.draws[:1])
     rates = list(search.first)
     while not (lacking := _lacking(way, rates, one, scores)):
@@ -158,13 +144,12 @@ def missing_trials(way: str, scores: RunScores, search: RateSearch | None = None
     return lacking
 
 
-def chosen_rate(way: str, scores: RunScores, search: RateSearch | None = None) -> float:
+def chosen_rate(way: str, scores: RunScores, search: RateSearch) -> float:
     """The better of a way's two best rates over all draws; of equals the smaller.
 
     Raises:
         ValueError: runs are missing.
     """
-    search = search or map_search()
     if missing := missing_trials(way, scores, search):
         raise ValueError(f"the choice of a rate for {way} lacks {missing[0]}")
     rates = [rate for rate in GRID if not _lacking(way, [rate], search, scores)]

@@ -23,7 +23,7 @@ from neural_similarity.lab.paper.adapt_map import (
     rate_trials,
 )
 from neural_similarity.lab.paper.adapt_runs import cell_path, rates_path, read_sheet
-from neural_similarity.lab.paper.markdown import MINUS, deviation_text, interval_text
+from neural_similarity.lab.paper.markdown import MINUS, deviation_text, interval_text, markdown_rows
 from neural_similarity.lab.paper.verdicts import LEVEL
 from neural_similarity.lab.recipes.adaptation import WAYS
 from neural_similarity.lab.train.scoring import unpack_correct
@@ -197,14 +197,12 @@ def _correct_images(runs: dict[int, dict[str, Any]], draws: Sequence[int]) -> Te
 
 def read_map(results: Path) -> list[CellReport]:
     """The cells that can be shown, in the order in which they run."""
-    cells = (read_cell(results, *key) for key in MAP_CELLS)
-    return [cell for cell in cells if cell is not None]
+    return list(filter(None, (read_cell(results, *key) for key in MAP_CELLS)))
 
 
 def read_map_rates(results: Path) -> list[RateReport]:
     """M by learning rate in the cells that have tried all, in the order in which they run."""
-    cells = (read_rates(results, *key) for key in MAP_CELLS)
-    return [cell for cell in cells if cell is not None]
+    return list(filter(None, (read_rates(results, *key) for key in MAP_CELLS)))
 
 
 def map_to_markdown(
@@ -272,11 +270,6 @@ def lead_cells(way: str, leads: Leads) -> tuple[str, str]:
     if way not in leads.over:
         return "", ""
     return interval_text(leads.over[way]), f"{leads.adjusted[way]:.3f}"
-
-
-def markdown_rows(head: Sequence[str], *rows: Sequence[str]) -> str:
-    """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
 
 
 def draw_map(cells: Sequence[CellReport], path: Path) -> None:

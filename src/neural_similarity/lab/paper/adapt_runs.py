@@ -19,6 +19,7 @@ from neural_similarity.lab.paper.adapt_map import (
     FIXED_RATES,
     LABELS,
     MAP_FOLDER,
+    MAP_SEARCH,
     MAP_WAYS,
     RATE_CHANGES,
     MapRun,
@@ -32,8 +33,8 @@ from neural_similarity.lab.paper.adapt_map import (
 )
 from neural_similarity.lab.paper.recording import code_of, machine_of
 from neural_similarity.lab.session import initial_state
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationRun, AdaptationTask
-from neural_similarity.lab.train import Runtime, choose_runtime, evaluate_model, pack_correct
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
+from neural_similarity.lab.train import Run, Runtime, choose_runtime, evaluate_model, pack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.environment import checkout_commit, describe_environment
 from neural_similarity.lab.train.files import hold_lock, record_layout
@@ -42,9 +43,8 @@ from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity.lab.train.runtime import cpu_threads
 
 ReportLine = Callable[[str], None]
-DatasetOf = Callable[[str, Path], Dataset]
-RunTrial = Callable[[MapRun], dict[str, Any]]
-RunOnImages = Callable[[DatasetOf], RunTrial]
+RunTrial = Callable[..., dict[str, Any]]
+"""Trains and scores a `MapRun`."""
 HELD_OUT = 200
 """Training images of each class that rates are chosen on."""
 MEMORY = Path("in-memory")
@@ -68,9 +68,9 @@ class Sheet:
     def chosen_rates(self) -> dict[str, float]:
         """The rate of every way that these runs chose."""
         return {
-            way: chosen_rate(way, self.accuracies)
+            way: chosen_rate(way, self.accuracies, MAP_SEARCH)
             for way in MAP_WAYS
-            if way not in FIXED_RATES and not missing_trials(way, self.accuracies)
+            if way not in FIXED_RATES and not missing_trials(way, self.accuracies, MAP_SEARCH)
         }
 
     @property
@@ -148,7 +148,7 @@ def fill_search(
     ways: Iterable[str],
     run_trial: RunTrial,
     report: ReportLine,
-    search: RateSearch | None = None,
+    search: RateSearch,
 ) -> None:
     """Run what the choice of the ways' rates lacks; accuracies are enough to choose by."""
 
@@ -169,21 +169,22 @@ def run_map(data: Path, results: Path, report: ReportLine) -> None:
                 cell = open_sheet(cell_path(results, change, labels), labels=labels)
                 statistics = choose_statistics(cell, change, labels, data)
                 rates = open_sheet(rates_path(results, labels, statistics), labels=labels)
-                fill(change, cell, rates, partial(_map_run, labels, statistics, data), report)
+                fill(change, cell, rates, partial(_run_trial, labels, statistics, data), report)
 
 
 def _fill_rates(
-    change: str, cell: Sheet, _: Sheet, run_on: RunOnImages, report: ReportLine
+    change: str, cell: Sheet, _: Sheet, run_trial: RunTrial, report: ReportLine
 ) -> None:
-    fill_sheet(cell, rate_trials(change), run_on(whole_images), report)
+    fill_sheet(cell, rate_trials(change), partial(run_trial, held_out=False), report)
 
 
 def _fill_ways(
-    change: str, cell: Sheet, rates: Sheet, run_on: RunOnImages, report: ReportLine
+    change: str, cell: Sheet, rates: Sheet, run_trial: RunTrial, report: ReportLine
 ) -> None:
     searched = (way for way in MAP_WAYS if way not in FIXED_RATES)
-    fill_search(rates, searched, run_on(held_out_images), report)
-    fill_sheet(cell, cell_trials(change, rates.chosen_rates), run_on(whole_images), report)
+    fill_search(rates, searched, partial(run_trial, held_out=True), report, MAP_SEARCH)
+    trials = cell_trials(change, rates.chosen_rates)
+    fill_sheet(cell, trials, partial(run_trial, held_out=False), report)
 
 
 def choose_statistics(cell: Sheet, change: str, labels: int, data: Path) -> Statistics:
@@ -207,17 +208,16 @@ def choose_statistics(cell: Sheet, change: str, labels: int, data: Path) -> Stat
 
 def _labelled_correct(recipe: AdaptationRecipe, data: Path) -> int:
     """How many of its labelled images a run classifies rightly."""
-    task, run, state = train_in_memory(recipe, whole_images(recipe.dataset, data), data)
+    task, run, state = train_in_memory(recipe, load_images(recipe.dataset, data, False), data)
     scores = evaluate_model(state.model, task.dataset.train, run.preprocess, cpu_runtime())
     return int(scores.correct.sum())
 
 
-def _map_run(labels: int, statistics: Statistics, data: Path, dataset_of: DatasetOf) -> RunTrial:
-    def run_trial(trial: MapRun) -> dict[str, Any]:
-        recipe = trial_recipe(trial, labels, statistics)
-        return run_in_memory(recipe, dataset_of(recipe.dataset, data), data)
-
-    return run_trial
+def _run_trial(
+    labels: int, statistics: Statistics, data: Path, trial: MapRun, held_out: bool
+) -> dict[str, Any]:
+    recipe = trial_recipe(trial, labels, statistics)
+    return run_in_memory(recipe, load_images(recipe.dataset, data, held_out), data)
 
 
 def cpu_runtime() -> Runtime:
@@ -225,45 +225,29 @@ def cpu_runtime() -> Runtime:
     return choose_runtime("cpu", "bf16", True)
 
 
-@lru_cache(maxsize=len(RATE_CHANGES))
-def whole_images(name: str, data: Path) -> Dataset:
-    """A changed data set; those of the last changes are kept."""
-    return load_dataset(name, root=data)
-
-
-@lru_cache(maxsize=len(RATE_CHANGES))
-def held_out_images(name: str, data: Path) -> Dataset:
-    """Training images alone: those held out in place of test images, and the others."""
+@lru_cache(maxsize=2 * len(RATE_CHANGES))
+def load_images(name: str, data: Path, held_out: bool) -> Dataset:
+    """A changed data set; or its training images alone, some held out in place of test images."""
     whole = load_dataset(name, root=data)
+    if not held_out:
+        return whole
     train, test = split_off(whole.train, [HELD_OUT] * len(whole.train.classes), seed=0)
     return replace(whole, train=train, test=test)
 
 
 def start_in_memory(
     recipe: AdaptationRecipe, whole: Dataset, data: Path
-) -> tuple[AdaptationTask, AdaptationRun, TrainingState]:
+) -> tuple[AdaptationTask, Run, TrainingState]:
     """A run in no folder, its task, and the state before its first step."""
     task = AdaptationTask.of_dataset(recipe, whole)
     task = task if recipe.lr else task.with_own_rate()
-    channels, size, _ = task.images.shape
-    run = AdaptationRun(
-        path=MEMORY,
-        name="adapt",
-        budget=1.0,
-        recipe=task.recipe,
-        data_root=f"{data}",
-        digest=task.digest,
-        classes=tuple(task.images.classes),
-        channels=channels,
-        image_size=size,
-        preprocess=task.preprocess(),
-    )
+    run = task.new_run(MEMORY, "adapt", 1.0, data)
     return task, run, initial_state(run, cpu_runtime())
 
 
 def train_in_memory(
     recipe: AdaptationRecipe, whole: Dataset, data: Path
-) -> tuple[AdaptationTask, AdaptationRun, TrainingState]:
+) -> tuple[AdaptationTask, Run, TrainingState]:
     """A run that has trained as `nsim train adapt` does, and its task."""
     (task, run, state), runtime = start_in_memory(recipe, whole, data), cpu_runtime()
     job = Job(run.recipe, runtime, task.objective(run, runtime))
@@ -284,7 +268,7 @@ def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[
     return run_facts(state.model, run, correct) | {"finite": bool(state.totals[0].isfinite())}
 
 
-def run_facts(network: nn.Module, run: AdaptationRun, correct: Tensor) -> dict[str, Any]:
+def run_facts(network: nn.Module, run: Run, correct: Tensor) -> dict[str, Any]:
     """What a sheet keeps of a run."""
     return {
         "lr": run.recipe.lr,

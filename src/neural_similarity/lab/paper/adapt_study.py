@@ -14,7 +14,6 @@ from neural_similarity.lab.paper.adapt_report import (
     accuracy_text,
     lead_cells,
     leads_over_baselines,
-    markdown_rows,
 )
 from neural_similarity.lab.paper.adapt_runs import (
     ReportLine,
@@ -24,6 +23,7 @@ from neural_similarity.lab.paper.adapt_runs import (
     open_sheet,
     read_sheet,
 )
+from neural_similarity.lab.paper.markdown import markdown_rows
 from neural_similarity.lab.train.scoring import unpack_correct
 
 LEADS_NOTE = (

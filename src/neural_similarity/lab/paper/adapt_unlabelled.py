@@ -25,10 +25,9 @@ from neural_similarity.lab.paper.adapt_map import (
 from neural_similarity.lab.paper.adapt_report import UNDONE_LABEL
 from neural_similarity.lab.paper.adapt_runs import (
     cpu_runtime,
-    held_out_images,
+    load_images,
     run_facts,
     start_in_memory,
-    whole_images,
 )
 from neural_similarity.lab.paper.adapt_study import Study, StudyCell
 from neural_similarity.lab.recipes.adaptation import WAYS
@@ -63,7 +62,7 @@ def run_stream(trial: MapRun, data: Path, held_out: bool) -> dict[str, Any]:
     """Answer a stream's images, batch by batch, and adapt to each."""
     change, order, size = trial.change.split("/")
     recipe = trial_recipe(trial._replace(change=change), labels=10)
-    whole = (held_out_images if held_out else whole_images)(recipe.dataset, data)
+    whole = load_images(recipe.dataset, data, held_out)
     (_, run, state), runtime = start_in_memory(recipe, whole, data), cpu_runtime()
     network = state.model.train()
     test, trained = cast(Images, whole.test), [p for p in network.parameters() if p.requires_grad]
@@ -121,7 +120,7 @@ def score_known(trial: MapRun, data: Path, held_out: bool = False) -> dict[str, 
     recipe = trial_recipe(trial._replace(way=way), labels=10)
     if trial.way == "full":
         recipe = replace(recipe, similarity=Static(KNOWN[trial.change][0]), train="M")
-    whole = (held_out_images if held_out else whole_images)(recipe.dataset, data)
+    whole = load_images(recipe.dataset, data, held_out)
     _, run, state = start_in_memory(recipe, whole, data)
     for parameter in state.model.parameters():
         if parameter.requires_grad:

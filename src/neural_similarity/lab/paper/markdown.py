@@ -67,8 +67,7 @@ def _mixed_table(report: Report) -> str:
     verdicts = judge_differences(report)
     for panel in report.panels:
         lines = (_mixed_row(line, columns, verdicts) for line in panel.lines)
-        rows = [head, ("---",) * len(head), *lines]
-        parts += [f"## {panel.panel.title}", "\n".join(f"| {' | '.join(row)} |" for row in rows)]
+        parts += [f"## {panel.panel.title}", markdown_rows(head, *lines)]
     note = (
         f"{report.table.note} {CLEAR}: clear of zero by task after Holm's adjustment for the "
         f"{len(verdicts)} differences of the table; none below an eighth of a schedule is."
@@ -104,6 +103,11 @@ def _mixed_difference(difference: Difference, seeds: int, verdict: Verdict | Non
     text = f"{signed_number(interval.mean)} ± {interval.half_width:.2f}" + f" {CLEAR}" * clear
     common = len(difference.common)
     return text if common == seeds else f"{text} (n = {common})"
+
+
+def markdown_rows(head: Sequence[str], *rows: Sequence[str]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
 
 
 def our_result(line: RowReport) -> str:
@@ -176,8 +180,7 @@ def _panel_table(
         lines = [
             (*cells, _step_time(line)) for cells, line in zip(lines, report.lines, strict=True)
         ]
-    rows = [head, ("---",) * len(head), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown_rows(head, *lines)
 
 
 def _line_cells(

@@ -116,13 +116,13 @@ MATTER = ("head", "norm", "full", "all")
 def _recipes_of_group(name: str, rates: dict[str, float], **settings: Any) -> Recipes:
     """Descriptions and recipes of the ways that have a rate, by name."""
     return {
-        f"{name}-{way}": (label, AdaptationRecipe(lr=rates[way], **_fields_of(settings | fields)))
+        f"{name}-{way}": (label, AdaptationRecipe(lr=rates[way], **way_fields(settings | fields)))
         for way, (label, fields) in WAYS.items()
         if way in rates
     }
 
 
-def _fields_of(fields: dict[str, Any]) -> dict[str, Any]:
+def way_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Fields with defaults: no similarity, and M alone trains; a new head trains always."""
     train = fields.get("train", "M")
     if fields["classifier"] == "new":

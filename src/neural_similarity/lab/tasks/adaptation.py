@@ -149,6 +149,11 @@ class AdaptationRecipe(Recipe):
         own = (self.backbone, self.weights, self.pretrained, self.classifier, not self.trains_head)
         return Backbone(*own, self.where, (Run, FewShotRun, AdaptationRun))
 
+    def load_backbone(self, classes: tuple[str, ...], **sizes: int) -> Pretrained:
+        """The backbone with its weights, for these classes; a new classifier is of the seed."""
+        torch.manual_seed(self.seed)
+        return self.pretrained_source.load_pretrained(self, classes, **sizes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationRun(Run):
@@ -177,16 +182,9 @@ class AdaptationRun(Run):
         )
         return adapt_network(network, recipe)
 
-    def load_backbone(self) -> Pretrained:
-        """The backbone with its weights, for the run's classes."""
-        torch.manual_seed(self.recipe.seed)
-        return self.recipe.pretrained_source.load_pretrained(
-            self.recipe, self.classes, **self.input_sizes
-        )
-
     def begin_network(self) -> nn.Module:
         """The network that training starts from: the backbone, M = I or as a run learned it."""
-        backbone = self.load_backbone()
+        backbone = self.recipe.load_backbone(self.classes, **self.input_sizes)
         return adapt_network(backbone.model, self.recipe, backbone.converted)
 
 
@@ -258,15 +256,19 @@ class AdaptationTask(ClassificationTask):
     def with_own_rate(self) -> Self:
         """The task with the learning rate that `find_rate` finds on its images."""
         self.check_images()
-        recipe, (channels, size, _) = self.recipe, self.images.shape
-        torch.manual_seed(recipe.seed)
-        model, kept, converted = recipe.pretrained_source.load_pretrained(
-            recipe, self.images.classes, in_channels=channels, image_size=size
-        )
-        _check_outputs(model, self.images)
+        recipe, (model, kept, converted) = self.recipe, self._load_backbone()
         network, images = adapt_network(model, recipe, converted).train(), self.training_split()[0]
         rate = find_rate(network, images, self.preprocess(), recipe, new_classifier=not kept)
         return replace(self, recipe=replace(recipe, lr=rate))
+
+    def _load_backbone(self) -> Pretrained:
+        """The backbone, checked to take the images."""
+        channels, size, _ = self.images.shape
+        found = self.recipe.load_backbone(
+            self.images.classes, in_channels=channels, image_size=size
+        )
+        _check_outputs(found.model, self.images)
+        return found
 
     @classmethod
     def check_recipe(cls, recipe: Any) -> None:
@@ -274,20 +276,11 @@ class AdaptationTask(ClassificationTask):
 
     def check_start(self) -> dict[str, Any]:
         super().check_start()
-        recipe, (channels, size, _) = self.recipe, self.images.shape
-        sizes = {"in_channels": channels, "image_size": size}
-        torch.manual_seed(recipe.seed)
-        model, kept, converted = recipe.pretrained_source.load_pretrained(
-            recipe, self.images.classes, **sizes
-        )
-        _check_outputs(model, self.images)
+        recipe, (model, kept, converted) = self.recipe, self._load_backbone()
         head, state = head_name(model), model.state_dict()
         own = {key: t for key, t in state.items() if kept or not key.startswith(f"{head}.")}
-        start = (
-            start_facts(recipe.pretrained_source.finished_run())
-            if recipe.pretrained_source.is_run
-            else None
-        )
+        source = recipe.pretrained_source
+        start = start_facts(source.finished_run()) if source.is_run else None
         name = recipe.backbone if start is None else start["recipe"]
         facts = {"name": name, "parameters": parameters(model)}
         facts |= {"head": "kept" if kept else "new", "digest": state_digest(own)}

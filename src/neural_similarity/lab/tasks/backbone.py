@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,17 +98,14 @@ class Backbone:
         """The input that it was trained on; a file is of the recipe's network."""
         self._require_found()
         if self.word.startswith(TIMM):
-            config = _timm_config(self.word).get_pretrained_cfg(self._library_name)
+            config = _library_of(self.word).get_pretrained_cfg(self._library_name)
             if config is None:
                 return Usual(3, 224, Preprocess(*IMAGENET_STATISTICS))
             channels, size, _ = config.input_size
             return Usual(channels, size, Preprocess(config.mean, config.std))
         if self.word.startswith(TORCHVISION):
-            shown = (
-                _torchvision_weights(self.word)
-                .get_model_weights(self._library_name)
-                .DEFAULT.transforms()
-            )
+            weights = _library_of(self.word).get_model_weights(self._library_name)
+            shown = weights.DEFAULT.transforms()
             size = getattr(shown, "crop_size", [224])[0]
             mean, std = (
                 getattr(shown, key, IMAGENET_STATISTICS[i]) for i, key in enumerate(("mean", "std"))
@@ -146,7 +144,7 @@ class Backbone:
 
     def plain_network(self, recipe: TrainingRecipe, classes: int, **sizes: int) -> nn.Module:
         if self.word.startswith(TIMM):
-            model = _timm_config(self.word).create_model(
+            model = _library_of(self.word).create_model(
                 self._library_name, num_classes=classes, in_chans=sizes.get("in_channels", 3)
             )
             _require_one_classifier(model, self.word, classes)
@@ -156,7 +154,7 @@ class Backbone:
                 head.reset_parameters()
             return model
         if self.word.startswith(TORCHVISION):
-            library = _torchvision_weights(self.word)
+            library = _library_of(self.word)
             return with_classes(library.get_model(self._library_name, weights=None), classes)
         return build_network(recipe, classes, similarity=None, **sizes)
 
@@ -242,13 +240,11 @@ class Backbone:
         """
         try:
             if self.word.startswith(TIMM):
-                network = _timm_config(self.word).create_model(
+                network = _library_of(self.word).create_model(
                     self._library_name, pretrained=True, in_chans=channels
                 )
             else:
-                network = _torchvision_weights(self.word).get_model(
-                    self._library_name, weights="DEFAULT"
-                )
+                network = _library_of(self.word).get_model(self._library_name, weights="DEFAULT")
         except Exception as error:  # whatever the libraries download with raises
             raise RunError(
                 f"the weights of {self.word} cannot be downloaded: {_first_line(error)}; "
@@ -306,24 +302,20 @@ def with_classes(model: nn.Module, classes: int) -> nn.Module:
     return model
 
 
-def _timm_config(word: str) -> Any:
-    timm = import_optional("timm", word, "adapt")
-    name = word.removeprefix(TIMM)
-    if not timm.is_model(name):
+def _library_of(word: str) -> Any:
+    """timm, or torchvision's models; they must have the network."""
+    kind, _, name = word.partition(":")
+    library = import_optional(kind, word, "adapt")
+    if kind == "timm":
+        known, names, plain = library.is_model(name), library.list_models, name.partition(".")[0]
+    else:
+        library = library.models
+        names, plain = partial(library.list_models, module=library), name
+        known = name in names()
+    if not known:
         raise ValueError(
-            f"`backbone` must be a network of timm, got {name!r}; nearest: "
-            f"{nearest_name(name.partition('.')[0], timm.list_models())}"
-        )
-    return timm
-
-
-def _torchvision_weights(word: str) -> Any:
-    library = import_optional("torchvision", word, "adapt").models
-    name, names = word.removeprefix(TORCHVISION), library.list_models(module=library)
-    if name not in names:
-        raise ValueError(
-            f"`backbone` must be a network of torchvision, got {name!r}; nearest: "
-            f"{nearest_name(name, names)}"
+            f"`backbone` must be a network of {kind}, got {name!r}; nearest: "
+            f"{nearest_name(plain, names())}"
         )
     return library
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -90,12 +89,10 @@ def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = No
     if baseline == "none":
         return []
     layers = _layers_to_change(network, baseline, where)
-    add = (
-        partial(_add_lora, network)
-        if baseline == "lora"
-        else partial(_add_layers, LAYER_BASELINES[baseline])
-    )
-    parts = add(layers)
+    if baseline == "lora":
+        parts = _add_lora(network, layers)
+    else:
+        parts = _add_layers(LAYER_BASELINES[baseline], layers)
     return [f"{name}.{part}" for name in layers for part in parts]
 
 

@@ -135,15 +135,12 @@ class ResidualAdapter(TunedConv2d):
     def add_parameters(self) -> None:
         self.central = nn.Parameter(self.weight.new_zeros(self.weight.shape[:2]))
 
-    def central_matrix(self) -> Tensor:
-        """A."""
-        return self.central
-
     def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
+        matrix = self.central if self.central.dim() == 2 else self.central.diag()
         rows, columns = self.kernel_size
         right, below = columns - 1 - columns // 2, rows - 1 - rows // 2
         sides = (columns // 2, right, rows // 2, below)
-        return self.weight + F.pad(self.central_matrix()[:, :, None, None], sides), self.bias
+        return self.weight + F.pad(matrix[:, :, None, None], sides), self.bias
 
 
 class ResidualVector(ResidualAdapter):
@@ -157,9 +154,6 @@ class ResidualVector(ResidualAdapter):
         super().add_parameters()
         if self.weight.shape[0] == self.weight.shape[1]:
             self.central = nn.Parameter(self.weight.new_zeros(self.out_channels))
-
-    def central_matrix(self) -> Tensor:
-        return self.central if self.central.dim() == 2 else self.central.diag()
 
 
 class LoraC(TunedConv2d):

@@ -193,10 +193,6 @@ class TrainingRecipe:
         return "batch_size"
 
     @property
-    def images_per_step(self) -> int:
-        return self.batch_size
-
-    @property
     def sphere_decay(self) -> float | None:
         """The decay of hyperspherical kernels; None is that of the others."""
         return None

@@ -105,6 +105,22 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         """The preprocessing of pixels to the network's input."""
         ...
 
+    def new_run(self, path: Path, name: str, budget: float, data_root: str | Path) -> Run:
+        """A run of the task, of which nothing is written yet."""
+        channels, size, _ = self.images.shape
+        return self.RUN(
+            path=path,
+            name=name,
+            budget=budget,
+            recipe=self.recipe,
+            data_root=str(Path(data_root).absolute()),
+            digest=self.digest,
+            classes=tuple(self.images.classes),
+            channels=channels,
+            image_size=size,
+            preprocess=self.preprocess(),
+        )
+
     def objective(self, run: AnyRun, runtime: Runtime) -> Objective:
         """The training loss and its batches or tasks."""
         ...

@@ -101,13 +101,11 @@ class Halo:
     """`operands.Implementation` by the halo kernels, unless `declines_operands`."""
 
     def forward(self, given: Operands) -> Tensor:
-        """`Implementation.forward`."""
         from neural_similarity.ops.halo import launch
 
         return launch.make_task(given).forward()
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
-        """`Implementation.backward`."""
         from neural_similarity.ops.halo import launch
 
         return launch.make_task(given).backward(grad, needs)

@@ -52,7 +52,6 @@ class KernelTask(NamedTuple):
     """For all kernels, beside `kernel_definitions`."""
 
     def forward(self) -> Tensor:
-        """`Implementation.forward`."""
         x, weight, m, *_ = self.given
         y = x.new_empty(len(x), *self.given.output_size, len(weight))
         if y.numel():
@@ -64,7 +63,6 @@ class KernelTask(NamedTuple):
         return y.movedim(-1, 1)
 
     def backward(self, grad: Tensor, needs: Sequence[bool]) -> Gradients:
-        """`Implementation.backward`."""
         gradients = grad_x, grad_weight, grad_m = self.given.empty_gradients(needs)
         if not grad.numel():
             for gradient in gradients:

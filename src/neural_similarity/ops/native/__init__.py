@@ -39,7 +39,6 @@ class Compiled:
         self.full = full
 
     def forward(self, given: Operands) -> Tensor:
-        """`Implementation.forward`."""
         x, weight, m, *_ = given
         output = given.output_size
         maps, kernel = _channels_last(x), _rows_by_tap(weight).contiguous()
@@ -50,7 +49,6 @@ class Compiled:
         return given.like_convolution(y)
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
-        """`Implementation.backward`."""
         x, weight, m, *_ = given
         dims = x.dim() - 2
         results = given.empty_gradients(needs)

@@ -77,13 +77,11 @@ class Triton:
     """`operands.Implementation` by Triton's kernels; a diagonal and a full M differ in shape."""
 
     def forward(self, given: Operands) -> Tensor:
-        """`Implementation.forward`."""
         from neural_similarity.ops.triton import launch
 
         return launch.forward(given)
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
-        """`Implementation.backward`."""
         from neural_similarity.ops.triton import launch
 
         return launch.backward(grad, given, needs)

@@ -108,12 +108,6 @@ class FewShotRecipe(TrainingRecipe):
     def shared_field(self) -> str:
         return "meta_batch" if METHODS[self.method].episodic else "batch_size"
 
-    @property
-    def images_per_step(self) -> int:
-        if METHODS[self.method].episodic:
-            return self.meta_batch * self.ways * (self.shots + self.queries)
-        return self.batch_size
-
     def folder_name(self, name: str) -> str:
         """`<name>[-train+val]-seed<seed>`."""
         return super().folder_name(name if self.train_on == "train" else f"{name}-{self.train_on}")
