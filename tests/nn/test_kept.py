@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity.nn import kept, similarity
+from neural_similarity.nn.structure import FullModule
 
 X = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(3))
 
@@ -135,6 +136,55 @@ def test_no_kernel_is_stale(layer, change):
     assert_current(layer)
     with torch.no_grad():
         assert not torch.equal(layer(X), before)
+
+
+class Scaled(FullModule):
+    """A structure of a user, with a setting that only it knows."""
+
+    scale = 1.0
+
+    def forward(self, raw):
+        return super().forward(raw) * self.scale
+
+
+def scaled(structure):
+    structure.scale = 2.0
+
+
+@pytest.mark.parametrize("name", ["static-full", "static-diagonal", "of a user"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda structure: setattr(structure, "residual", False),
+        lambda structure: structure.register_forward_hook(lambda _m, _x, m: 2 * m),
+        scaled,
+    ],
+    ids=["residual", "hook", "setting"],
+)
+def test_settings_and_hooks_of_a_structure(name, change):
+    layer = layer_of("static-full" if name == "of a user" else name)
+    if name == "of a user":
+        layer.similarity.structure = Scaled(9, True)
+    with torch.no_grad():
+        layer(X)
+    change(layer.similarity.structure)
+    assert_current(layer)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["swap_tensors", "load_state_dict"])
+def test_parameters_can_be_swapped(layer, whole):
+    other = layer_of()
+    torch.nn.init.normal_(other.weight)
+    if whole:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            layer.load_state_dict(other.state_dict())
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        assert_close(layer.weight, other.weight)
+    else:
+        torch.utils.swap_tensors(layer.weight, other.weight)
+    assert_current(layer)
 
 
 def test_other_parameters_in_a_functional_call(layer):

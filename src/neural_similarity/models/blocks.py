@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.models.baselines import BaselineLayer
-from neural_similarity.nn.layer import has_hooks
+from neural_similarity.nn.modes import has_hooks
 from neural_similarity.ops.batch_norm import pooled_relu
 from neural_similarity.ops.native import can_run_here
 

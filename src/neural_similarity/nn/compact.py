@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.layer import has_hooks
+from neural_similarity.nn.modes import has_hooks
 from neural_similarity.nn.predictor import CONV_LAYERS
 from neural_similarity.nn.sparse import ShiftModule
 from neural_similarity.nn.structure import StructureModule

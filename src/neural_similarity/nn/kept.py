@@ -1,8 +1,8 @@
 """Folded kernels that evaluation keeps while neither W nor M has changed."""
 
 from collections.abc import Callable
-from typing import NamedTuple
-from weakref import WeakKeyDictionary, ref
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ class _Kept(NamedTuple):
     """A folded kernel, and what it was made of."""
 
     kernel: Tensor
-    source: Tensor
-    """M, or the raw numbers of a structure that depends on nothing else."""
-    structure: nn.Module
-    weight: "ref[Tensor]"
+    settings: Any
+    numbers: Tensor
+    weight: Tensor
+    """Not by a weak reference, with which `torch.utils.swap_tensors` refuses W."""
     memory: Tensor
     """W's memory, held so that no other tensor gets its address."""
     version: int
@@ -27,7 +27,7 @@ class _Kept(NamedTuple):
         """Whether W is the same object, memory and version, and the kernel of this dtype."""
         memory = self.memory
         return (
-            self.weight() is weight
+            self.weight is weight
             and self.version == weight._version
             and self.kernel.dtype == dtype
             and memory.data_ptr() == weight.data_ptr()
@@ -56,26 +56,26 @@ def may_keep(similarity: nn.Module, weight: Tensor) -> bool:
 
 def kept_kernel(
     similarity: nn.Module,
-    made_of: tuple[nn.Module, Tensor],
+    made_of: tuple[Any, Tensor],
     weight: Tensor,
     dtype: torch.dtype,
     fold: Callable[..., Tensor],
 ) -> Tensor:
     """The kept kernel of a similarity if it is current, else W M, which `fold` makes.
 
-    `made_of` has the structure of M and the numbers that M depends on.
+    `made_of` has all settings and numbers that M depends on.
     """
-    structure, source = made_of
+    settings, numbers = made_of
     kept = _KEPT.get(similarity)
-    if kept is not None and kept.structure is structure and kept.is_current(weight, dtype):
-        if torch.equal(kept.source, source):
+    if kept is not None and kept.settings == settings and kept.is_current(weight, dtype):
+        if torch.equal(kept.numbers, numbers):
             return kept.kernel
     # Before folding: what changes meanwhile leaves a kernel that is not current.
-    source, version, memory = source.detach().clone(), weight._version, weight.detach()
+    numbers, version, memory = numbers.detach().clone(), weight._version, weight.detach()
     with torch.inference_mode(False), torch.no_grad():
         kernel = fold(weight, dtype)
     if type(kernel) is Tensor:
-        _KEPT[similarity] = _Kept(kernel, source, structure, ref(weight), memory, version)
+        _KEPT[similarity] = _Kept(kernel, settings, numbers, weight, memory, version)
     return kernel
 
 

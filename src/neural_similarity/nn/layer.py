@@ -7,10 +7,7 @@ from functools import wraps
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from torch import fx, nn
-from torch.nn.modules.module import (
-    _has_any_global_hook,
-    register_module_module_registration_hook,
-)
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
@@ -357,12 +354,6 @@ def has_similarity(module: nn.Module) -> bool:
 def is_dynamic(module: nn.Module) -> bool:
     """Whether a module is a layer that no plain layer equals."""
     return isinstance(module, SimilarityLayer) and not module.foldable()
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a hook sees the module's calls, one of its own or one of all modules."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
-    return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())
 
 
 def is_made_by(tool: str, thing: object) -> bool:

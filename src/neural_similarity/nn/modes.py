@@ -1,9 +1,10 @@
-"""Training and evaluation mode."""
+"""What a module is and does: its mode, its hooks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 
 @contextmanager
@@ -32,3 +33,9 @@ def check_module(model: object, argument: str = "model") -> None:
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`{argument}` must be an nn.Module, got {model!r}")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook sees the module's calls, one of its own or one of all modules."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())

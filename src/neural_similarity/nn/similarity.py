@@ -215,7 +215,9 @@ class StaticSimilarity(nn.Module):
         # Of autocast's type at once, to which the convolution would cast it.
         dtype = autocast_dtype(weight) if isinstance(layer, nn.Module) else weight.dtype
         if may_keep(self, weight):
-            made_of = self.structure, self.raw if self.structure.raw_only else self.matrix()
+            settings = self.structure.settings()
+            numbers = self.matrix() if settings is None else self.raw
+            made_of = (self.structure, settings), numbers
             return layer.static_forward(x, kept_kernel(self, made_of, weight, dtype, self.fold))
         return layer.static_forward(x, self.fold(weight, dtype))
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import pi
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from neural_similarity.choices import require_count, require_flag
 from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.modes import has_hooks
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.blocks import Axis, Blocks, check_blocks
 from neural_similarity.ops.pointwise import apply_gain
@@ -20,17 +21,19 @@ class StructureModule(nn.Module):
     """Maps raw (n, scalars, *positions) to M (n, K, *positions) or (n, K, K, *positions).
 
     With `blocks` there is one axis more before the taps, as in `ns.functional.similarity_conv2d`.
-    `crops` says that folded kernels may have borders of zeros, which folding then drops;
-    `raw_only` that M depends on raw alone, not on parameters or settings of the module.
+    `crops` says that folded kernels may have borders of zeros, which folding then drops.
     """
 
     blocks: Blocks | None = None
     crops: bool = False
-    raw_only: bool = False
 
     def __init__(self, scalars: int):
         super().__init__()
         self.scalars = scalars
+
+    def settings(self) -> tuple[Any, ...] | None:
+        """All that M depends on beside raw, to be compared; None if it may be more than values."""
+        return None
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
         """M of predicted values (n, scalars, *positions) times gains (scalars,)."""
@@ -294,12 +297,21 @@ class _Unshared(StructureModule):
         return torch.cat([self.inner.initial(i) for i in range(self.count)])
 
 
-class DiagonalModule(StructureModule):
-    raw_only = True
+def _own_settings(module: StructureModule) -> tuple[Any, ...] | None:
+    """The class and the attributes; None for classes of others, or under hooks."""
+    if type(module).__module__ != __name__ or has_hooks(module):
+        return None
+    own = (value for name, value in vars(module).items() if not name.startswith("_"))
+    return type(module), *own
 
+
+class DiagonalModule(StructureModule):
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps)
         self.residual = residual
+
+    def settings(self) -> tuple[Any, ...] | None:
+        return _own_settings(self)
 
     def forward(self, raw: Tensor) -> Tensor:
         return raw + 1 if self.residual else raw
@@ -314,12 +326,13 @@ class DiagonalModule(StructureModule):
 class _Matrix(StructureModule):
     """A K×K matrix made of the raw parameters, plus the identity if there is a residual."""
 
-    raw_only = True
-
     def __init__(self, taps: int, residual: bool, scalars: int):
         super().__init__(scalars)
         self.taps = taps
         self.residual = residual
+
+    def settings(self) -> tuple[Any, ...] | None:
+        return _own_settings(self)
 
     def with_identity(self, matrix: Tensor) -> Tensor:
         """`matrix` (n, K, K, *positions), plus I if there is a residual."""

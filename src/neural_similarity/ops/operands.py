@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from neural_similarity.ops.window import Window
 
@@ -101,7 +102,12 @@ def channels_last(maps: Tensor) -> Tensor:
 
 
 def _is_channels_last(t: Tensor, last: torch.memory_format) -> bool:
-    """Whether t is channels-last; with one channel or position, the strides decide."""
+    """Whether t is channels-last; with one channel or position, the strides decide.
+
+    A batch of `vmap` is not: torch does not say.
+    """
+    if is_batchedtensor(t):
+        return False
     if t.is_contiguous() and t.is_contiguous(memory_format=last):
         return t.stride(1) == 1 and t.stride(-1) == t.shape[1] and prod(t.shape[1:]) > 1
     return t.is_contiguous(memory_format=last)

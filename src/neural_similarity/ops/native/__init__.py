@@ -242,8 +242,9 @@ def fold_gradients(
         wanted = (one if need else None for one, need in zip(results, needs, strict=True))
         if _call_on_kernel("fold_backward", kernel, grad.dtype, kernel, own, g, *wanted):
             raise MemoryError("the compiled operators ran out of memory in fold_backward")
-    several = m.dim() > 2 and needs[0]
-    return parts.flatten(0, -4).sum(0) if several else parts.view(kernel.shape), of_m
+    if m.dim() > 2:
+        parts = parts.flatten(0, -4).sum(0) if needs[0] else torch.empty_like(kernel)
+    return parts.view(kernel.shape), of_m
 
 
 def _each(tensors: Tensor, dims: int) -> Sequence[Tensor]:
