@@ -74,6 +74,7 @@ def _processors_maps(monkeypatch):
     monkeypatch.setattr(pointwise, "takes_maps", lambda _: True)
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # NumPy's
 @pytest.mark.usefixtures("_processors_maps")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("maps", MAPS, ids=str)

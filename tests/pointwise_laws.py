@@ -85,6 +85,20 @@ def check_scaled(maps, dtype, device, rectified):
         close(one, other, dtype)
 
 
+def check_overflow(maps, dtype, device):
+    """Of a norm that overflows the factor is 0, and no gradient is NaN. None does in float16."""
+    if dtype == torch.float16:
+        return
+    x = (maps.random(maps.channels, dtype, device) * 2e19).detach().requires_grad_()
+    y = maps.random(maps.channels, dtype, device)
+    factors = pointwise.patch_factors(x, maps.window, 0.1, 3.0)
+    assert (factors == 0).any()
+    over = torch.nn.functional.interpolate(factors, y.shape[2:])
+    found = pointwise.scale_maps(y, over, rectified=True)
+    for gradient in torch.autograd.grad(found.sum(), (x, y)):
+        assert gradient.isfinite().all()
+
+
 def check_gained(maps, dtype, device, every):
     raw = maps.random(maps.channels, dtype, device)
     gain = torch.randn(maps.channels, device=device, requires_grad=True)
@@ -138,5 +152,6 @@ LAWS = {
     "factors": check_factors,
     "scaled": partial(check_scaled, rectified=False),
     "rectified": partial(check_scaled, rectified=True),
+    "overflow": check_overflow,
     **{f"gained-{every}": partial(check_gained, every=every) for every in (0, 1, 4)},
 }

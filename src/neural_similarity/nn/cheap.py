@@ -153,5 +153,7 @@ class _Pooled(nn.Module):
         averages = pixels.mean(2)
         if x.shape[1] > 1:
             return averages
-        centred = pixels - averages.unsqueeze(2)
+        # Only the direction counts: smaller numbers, where squares of large ones would overflow.
+        smaller = (pixels.detach().abs().amax(2, keepdim=True) / 1e4).clamp(min=1)
+        averages, centred = averages / smaller[..., 0], (pixels - averages.unsqueeze(2)) / smaller
         return torch.cat([averages, centred.norm(dim=2) / pixels.shape[2] ** 0.5], 1)

@@ -31,8 +31,11 @@ def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tenso
 def patch_factors_gradient(
     grad: Tensor, x: Tensor, factors: Tensor, window: Window, factor: float
 ) -> Tensor:
-    """The gradient of `patch_factors` by x; it can be differentiated again."""
-    energy = grad * factors.pow(3) * (-1 / factor**2)
+    """The gradient of `patch_factors` by x; it can be differentiated again.
+
+    A factor of 0 is of a norm that has overflowed; its own gradient, divided by 0, may be NaN.
+    """
+    energy = (grad * factors.pow(3)).masked_fill(factors == 0, 0) * (-1 / factor**2)
     box, shape = energy.new_ones(1, 1, *window.kernel_size), (len(x), 1, *x.shape[2:])
     with without_autocast(x):
         pixels = _INPUTS[x.dim()](shape, box, energy, *window[1:])

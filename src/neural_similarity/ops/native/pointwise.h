@@ -148,7 +148,8 @@ int NAME(patch_factors)(const struct frame *f, int64_t last, const T *x, float e
     return full;
 }
 
-/* The gradient of x by that of its factors: x times what its patches' factors ask for. */
+/* The gradient of x by that of its factors: x times what its patches' factors ask for. A factor of 0
+   is of a norm that has overflowed, and asks for nothing: its gradient, divided by 0, may be NaN. */
 int NAME(patch_factors_gradient)(const struct frame *f, int64_t last, const float *grad,
                                  const T *x, const float *factors, float scale, T *grad_x) {
     const int64_t rows = f->out[0] * f->out[1], pixels = inputs(f), size = f->out[2];
@@ -163,7 +164,8 @@ int NAME(patch_factors_gradient)(const struct frame *f, int64_t last, const floa
             const float *g = grad + row * size, *factor = factors + row * size;
             float *own = asked + omp_get_thread_num() * size;
             for (int64_t j = 0; j < size; j++)
-                own[j] = g[j] * factor[j] * (factor[j] / scale) * (factor[j] / scale);
+                own[j] = factor[j] == 0 ? 0
+                    : g[j] * factor[j] * (factor[j] / scale) * (factor[j] / scale);
             for (int64_t t = 0; t < f->taps; t++) {
                 const struct reach reach = reach_of(f, line, t);
                 float *to = wanted + reach.offset;

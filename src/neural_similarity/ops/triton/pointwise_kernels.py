@@ -48,7 +48,10 @@ def reciprocal_gradient(
     x, factors, grad, grad_x, sizes, count, scale, FRAME: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dx = -x · Σ_t f³ / scale² · df, over the patches that see a pixel."""
+    """dx = -x · Σ_t f³ / scale² · df, over the patches that see a pixel.
+
+    A factor of 0 is of a norm that has overflowed; its own gradient, divided by 0, may be NaN.
+    """
     pixel = places_of(tl.program_id(0), sizes.height, sizes.width, sizes, ROWS, FRAME)
     total = tl.zeros((ROWS,), tl.float32)
     for t in tl.static_range(FRAME.kh * FRAME.kw):
@@ -56,7 +59,8 @@ def reciprocal_gradient(
         at, rows, exists = rows_of(factors, seer)
         factor = tl.load(at + rows, exists, 0.0)
         at, rows, exists = rows_of(grad, seer)
-        total += factor * factor * factor * tl.load(at + rows, exists, 0.0)
+        asked = factor * factor * factor * tl.load(at + rows, exists, 0.0)
+        total += tl.where(factor == 0, 0.0, asked)
     total = -total / (scale * scale)
     for start in range(0, count, WIDTH):
         channel = start + tl.arange(0, WIDTH)
