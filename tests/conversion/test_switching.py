@@ -90,6 +90,32 @@ def test_a_kernel_that_cannot_be_merged_leaves_all_as_it_was(switch, x, layer, a
     assert not any(isinstance(part, ns.Conv2d) for part in switch.use(None).backbone)
 
 
+@pytest.mark.parametrize(
+    "normed",
+    [
+        lambda conv: torch.nn.utils.parametrizations.weight_norm(conv),
+        lambda conv: torch.nn.utils.parametrizations.spectral_norm(conv),
+        lambda conv: torch.nn.utils.weight_norm(conv),
+        lambda _: pytest.importorskip("timm.layers").ScaledStdConv2d(3, 4, 3),
+    ],
+    ids=["weight_norm", "spectral_norm", "hook of weight_norm", "timm"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+def test_a_kernel_that_is_computed_is_not_merged_into(tmp_path, normed):
+    backbone = nn.Sequential(normed(nn.Conv2d(3, 4, 3))).eval()
+    model = ns.convert(backbone, "static-full")
+    nn.init.normal_(model[0].similarity.raw)
+    file = ns.save_adapter(ns.freeze_backbone(model, train=()), tmp_path / "a")
+    switch, x = ns.adapters(backbone, a=file), torch.randn(2, 3, 5, 5)
+    y, before = backbone(x), everything(backbone)
+    with pytest.raises(ValueError, match="layer '0' computes its kernel"):
+        switch.use("a", merged=True)
+    assert everything(backbone) == before
+    assert torch.equal(backbone(x), y)
+    assert torch.allclose(switch.use("a").backbone(x), model(x), atol=1e-6)
+    assert torch.equal(switch.use(None).backbone(x), y)
+
+
 class Interrupted(BaseException):
     """No error that code would handle."""
 

@@ -27,6 +27,7 @@ from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer
 from neural_similarity.nn.layer import become_ours, has_similarity
 from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.own_forward import computes_kernel
 
 
 def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> AnyNetwork:
@@ -150,8 +151,8 @@ class Adapters(PrintedTable):
             merged: Fold M into the kernels: the layers are plain until the next `use`.
 
         Raises:
-            ValueError: no adapter has that name, or a similarity to merge is dynamic, or a hook
-                computes a kernel to merge into (pruning).
+            ValueError: no adapter has that name, or a similarity to merge is dynamic, or a layer
+                computes the kernel to merge into (pruning, weight norm, timm's `ScaledStdConv2d`).
         """
         if name is not None and name not in self._adapters:
             raise ValueError(f"`name` must be one of {', '.join(self._adapters)}, got {name!r}")
@@ -177,6 +178,11 @@ class Adapters(PrintedTable):
         # A value may be a kernel that M is merged into, so that values come first.
         replaced = {key: self._replace_tensor(key, value) for key, value in adapter.values.items()}
         for name, similarity in adapter.similarities.items():
+            if merged and computes_kernel(self._modules[name]):
+                raise ValueError(
+                    f"`merged` must be False, as layer {name!r} computes its kernel at every call; "
+                    "if by a hook or a parametrization, remove the hook first"
+                )
             kernels = self._equip(self._modules[name], similarity, merged)
             for kernel, value in kernels.items():
                 replaced.setdefault(f"{name}.{kernel}", value)
