@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
+from numbers import Real
 from typing import Any
 
 import torch
@@ -80,9 +81,9 @@ def parameter_groups(
         momentum: β, for the rate.
 
     Raises:
-        ValueError: a decay or the momentum is negative, or nothing trains, or the logits are no
-            tensor of floating point, do not depend on the parameters, overflow, have no second
-            derivative, or are of fewer than two classes.
+        ValueError: a decay is negative, the momentum not in [0, 1), or nothing trains, or `logits`
+            is no function, or the logits are no tensor of floating point, do not depend on the
+            parameters, overflow, have no second derivative, or are of fewer than two classes.
     """
     check_module(model)
     predictor_decay = weight_decay if predictor_decay is None else predictor_decay
@@ -106,7 +107,10 @@ def parameter_groups(
     ]
     if logits is None:
         return found
-    require_least("momentum", momentum, 0)
+    if not callable(logits):
+        raise ValueError(f"`logits` must be a function that computes outputs, got {logits!r}")
+    if not (isinstance(momentum, Real) and 0 <= momentum < 1):
+        raise ValueError(f"`momentum` must be at least 0 and below 1, got {momentum!r}")
     trained = [p for group in found for p in group["params"]]
     if not trained:
         raise ValueError("`model` must have parameters that train for a learning rate, got none")

@@ -1,6 +1,7 @@
 """The learning rate of `ns.parameter_groups`: from the curvature, whatever the width."""
 
 from functools import partial
+from math import inf, nan
 
 import pytest
 import torch
@@ -140,8 +141,11 @@ def test_logits_that_set_no_rate_and_a_momentum_below_zero_are_refused():
     for shape in ((3,), (3, 1)):
         with pytest.raises(ValueError, match=r"`logits` must return .* two classes at least, got"):
             find(layer, logits=lambda shape=shape: layer.weight.sum().expand(shape))
-    with pytest.raises(ValueError, match="`momentum` must be at least 0"):
-        find(layer, logits=lambda: layer(torch.ones(1, 2)), momentum=-0.1)
+    for momentum in (-0.1, 1.0, inf, nan, "0.9"):
+        with pytest.raises(ValueError, match="`momentum` must be at least 0 and below 1"):
+            find(layer, logits=lambda: layer(torch.ones(1, 2)), momentum=momentum)
+    with pytest.raises(ValueError, match="`logits` must be a function"):
+        find(layer, logits=layer(torch.ones(1, 2)))
 
 
 class Gate(nn.Module):

@@ -228,6 +228,10 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
         ((), "`backbone` must be timm:NAME, torchvision:NAME, a file of weights"),
         (("--backbone", "tim:resnet18"), "`backbone` must be timm:NAME, torchvision:NAME"),
         (("--backbone", "timm:resnet81"), "got 'resnet81'; nearest: resnet18"),
+        (
+            ("--backbone", "timm:resnet18.a1_in1q"),
+            "got 'resnet18.a1_in1q'; nearest: resnet18.a1_in1k",
+        ),
         (("--backbone", "torchvision:resnet19"), "got 'resnet19'; nearest: resnet1"),
         (("--backbone", "torchvision:resnet18", "--train", "heads"), "be all, nothing, or some of"),
         (("--backbone", "timm:resnet18", "--train", "head"), "`similarity` must be none where"),

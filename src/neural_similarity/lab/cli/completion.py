@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from neural_similarity.lab.cli import COMMANDS
+from neural_similarity.lab.cli.adapt_studies import STUDIES
 from neural_similarity.lab.cli.commands import print_line, require_known_name
 from neural_similarity.lab.cli.help_pages import COLOUR, kept_page
 from neural_similarity.lab.cli.recipes import recipe_list
@@ -47,7 +48,8 @@ def completion_words(command: str) -> list[str]:
     """The words that can follow a command: names, and the options on its pages of help."""
     families = recipe_list()[1].values()
     recipes = [row[0] for family in families for row in family["rows"]]
-    names = {"train": recipes, "table": list(TABLES), "reproduce": list(TABLES)}
+    tables = [*TABLES, *STUDIES]
+    names = {"train": recipes, "table": tables, "reproduce": tables}
     # The options of `train` depend on the kind of recipe.
     lines = [f"train {name}" for name in recipes] if command == "train" else [command]
     pages = COLOUR.sub("", "\n".join(kept_page(line) or "" for line in lines))

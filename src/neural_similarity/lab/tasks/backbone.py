@@ -307,7 +307,10 @@ def _library_of(word: str) -> Any:
     kind, _, name = word.partition(":")
     library = import_optional(kind, word, "adapt")
     if kind == "timm":
-        known, names, plain = library.is_model(name), library.list_models, name.partition(".")[0]
+        (plain, _, tag), names = name.partition("."), library.list_models
+        known = name in library.list_pretrained() if tag else library.is_model(plain)
+        if tag and library.is_model(plain):  # the network is known, these weights of it are not
+            names, plain = library.list_pretrained, name
     else:
         library = library.models
         names, plain = partial(library.list_models, module=library), name
