@@ -25,6 +25,11 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _ADDED)
 
 
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether a module adds a part to the names of what it holds."""
+    return not _ADDED.isdisjoint(module._modules)
+
+
 def plain_modules(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Module]:
     """The modules of a network, unwrapped, by their plain names."""
     named = unwrap_model(model).named_modules(remove_duplicate=remove_duplicate)
