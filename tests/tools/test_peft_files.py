@@ -61,8 +61,8 @@ def pair():
 @pytest.mark.parametrize(
     ("network", "backbone", "train", "where", "message"),
     [
-        (pair, pair, "1.gamma", None, r"leave out M of \['1.conv'\]"),
-        (Ends, Ends, "conv", "downconv", r"take \['conv', 'downconv'\]"),
+        (pair, pair, "1.gamma", None, r"PEFT gives no M to \['1.conv'\]"),
+        (Ends, Ends, "conv", "downconv", r"PEFT takes \['downconv'\]"),
         (lambda: classifier(7), lambda: classifier(5), "3", None, "shapes of the backbone's"),
     ],
 )
@@ -133,6 +133,15 @@ def test_wrappers_inside_and_around(network, x, tmp_path):
     assert sum(isinstance(part, ns.peft.NslLayer) for part in peft.get_peft_model(
         network(), named
     ).modules()) == 1  # fmt: skip
+
+
+def test_a_layer_that_is_compiled_alone_is_refused(x):
+    network = nn.Sequential(torch.compile(nn.Conv2d(3, 3, 3), backend="eager"))
+    layer, y = network[0]._orig_mod, network(x)
+    with pytest.raises(ValueError, match="must name no layer that is compiled alone"):
+        peft.get_peft_model(network, ns.peft.NslConfig())
+    assert network[0]._orig_mod is layer
+    assert torch.equal(network(x), y)
 
 
 @pytest.mark.parametrize("bias", ["all", "nsl_only"])

@@ -5,7 +5,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 COMPILED = "_orig_mod"
-_ADDED = {COMPILED, "_checkpoint_wrapped_module"}
+CHECKPOINTED = "_checkpoint_wrapped_module"
+_ADDED = {COMPILED, CHECKPOINTED}
 _WRAPPERS = DistributedDataParallel, DataParallel, AveragedModel
 
 

@@ -135,10 +135,12 @@ def _config_for(backbone: nn.Module, adapter: Adapter, path: File) -> NslConfig:
     names = [name for name, _ in backbone.named_modules(remove_duplicate=False)]
     taken = {plain_name(name) for name in names if name.endswith(tuple(owners))}
     lost = [name for name in adapter.similarities if not check_target_module_exists(config, name)]
-    if taken != owners or lost:
+    wrong = {"takes": taken - owners, "does not find": owners - taken, "gives no M to": lost}
+    if any(wrong.values()):
+        told = "; ".join(f"{what} {sorted(those)}" for what, those in wrong.items() if those)
         raise ValueError(
-            f"{path} must hold modules that `modules_to_save` can name, got {sorted(owners)}: PEFT "
-            f"reads ends of names and would take {sorted(taken)} and leave out M of {lost}"
+            f"{path} must hold modules that `modules_to_save` can name by their ends, got "
+            f"{sorted(owners)}: by these PEFT {told}"
         )
     return config
 

@@ -15,7 +15,7 @@ from torch import nn
 from neural_similarity.conversion.freezing import hold_statistics, let_go
 from neural_similarity.conversion.planning import check_plan, make_plan
 from neural_similarity.conversion.rollback import whole_or_nothing
-from neural_similarity.conversion.wrappers import is_wrapper, plain_name
+from neural_similarity.conversion.wrappers import CHECKPOINTED, COMPILED, is_wrapper, plain_name
 from neural_similarity.nn import Similarity, StaticSimilarity, sharing
 from neural_similarity.nn.layer import LAYER_CLASSES
 from neural_similarity.nn.own_forward import computes_kernel
@@ -147,10 +147,15 @@ class NslModel(BaseTuner):
         Without PEFT's copy of the weight, which a whole module in `modules_to_save` lacks.
         """
         del parent, child_name
-        if is_wrapper(child):  # It forwards the attributes of its layer, for which PEFT takes it.
-            child = next(child.children())
+        # checkpoint_wrapper forwards the attributes of its layer, for which PEFT takes it.
+        child = child._modules.get(CHECKPOINTED) or child
         for outer in list(self.model.modules()):
             for name in [name for name, part in outer._modules.items() if part is child]:
+                if name == COMPILED:  # It goes on with the layer that it was made of.
+                    raise ValueError(
+                        "`target_modules` must name no layer that is compiled alone, got a "
+                        f"{type(child).__name__}; compile it afterwards"
+                    )
                 setattr(outer, name, new_module)
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
