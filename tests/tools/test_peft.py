@@ -430,3 +430,14 @@ def test_low_memory_loading(backbone, x, similarity, tmp_path):
     options = {"low_cpu_mem_usage": True}
     again = peft.PeftModel.from_pretrained(deepcopy(backbone), str(tmp_path), **options).eval()
     assert torch.equal(again(x), model(x))
+
+
+def test_what_fails_late_leaves_kernels_trainable():
+    backbone = nn.Sequential()
+    for name in ("conv", "downconv"):  # PEFT reads the first name as the end of both.
+        backbone.add_module(name, nn.Conv2d(3, 3, 3))
+    parts, options = list(backbone), {"target_modules": ["downconv"], "modules_to_save": ["conv"]}
+    with pytest.raises(TypeError, match="modules_to_save cannot be applied"):
+        peft.get_peft_model(backbone, config(**options))
+    assert list(backbone) == parts
+    assert all(parameter.requires_grad for parameter in backbone.parameters())
