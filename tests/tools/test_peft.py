@@ -354,3 +354,90 @@ def test_padding_of_a_layers_own_goes_and_a_computed_kernel_is_refused(similarit
     computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)))
     with pytest.raises(ValueError, match="computes its kernel, so that nothing can be merged"):
         peft.get_peft_model(computed, ns.peft.NslConfig(**options))
+
+
+def test_tied_kernels_merge_apart_and_are_tied_again():
+    backbone = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)).eval()
+    backbone[1].weight = backbone[2].weight = backbone[0].weight
+    x, kernel = torch.randn(2, 3, 9, 9), backbone[0].weight
+    start = kernel.detach().clone()
+    model = perturbed(peft.get_peft_model(backbone, config(target_modules=["0", "1"])))
+    y = model(x)
+    model.merge_adapter()
+    assert torch.equal(model(x), y)
+    model.unmerge_adapter()
+    assert all(part.weight is kernel for part in model.base_model.model)
+    assert torch.equal(kernel, start)
+    assert torch.equal(model(x), y)
+    assert torch.equal(model.merge_and_unload()(x), y)
+
+
+def test_one_layer_in_two_places_has_one_m(tmp_path):
+    backbone = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU())
+    backbone.append(backbone[0]).eval()
+    x, plain = torch.randn(2, 3, 9, 9), deepcopy(backbone)
+    model = perturbed(peft.get_peft_model(backbone, config()))
+    y, parts = model(x), model.base_model.model
+    assert parts[0] is parts[2]
+    file = ns.peft.export_adapter(model, tmp_path / "a")
+    assert torch.equal(ns.load_adapter(plain, file)(x), y)
+    assert torch.equal(ns.peft.import_adapter(deepcopy(plain), file)(x), y)
+    merged = model.merge_and_unload()
+    assert type(merged[0]) is nn.Conv2d
+    assert merged[0] is merged[2]
+    assert torch.equal(merged(x), y)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        ({}, (["default", "default"], [1.0], "sum"), "one for each of `weights`"),
+        ({}, (["default", "b"], [1.0], "sum"), "one for each of `weights`"),
+        ({}, (["default", "b"], [1.0, float("nan")], "sum"), "`weights` must be finite"),
+        ({}, (["default", "b"], [1.0, 1.0], "a.b"), "`adapter_name` must be new and have no dot"),
+        (
+            {"bias": "all"},
+            (["default", "b"], [1.0, 1.0], "sum"),
+            "no `modules_to_save` and no bias",
+        ),
+    ],
+)
+def test_a_sum_that_fails_leaves_no_adapter(backbone, options, arguments, message):
+    model = wrapped(backbone, **options)
+    model.add_adapter("b", config())
+    with pytest.raises(ValueError, match=message):
+        model.add_weighted_adapter(*arguments)
+    assert list(model.peft_config) == ["default", "b"]
+    model.add_weighted_adapter(["b"], [1.0], "sum")
+
+
+def test_a_sum_that_fails_late_leaves_no_adapter(backbone, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("late")
+
+    model = wrapped(backbone)
+    monkeypatch.setattr(ns.peft.NslLayer, "sum_into", fails)
+    with pytest.raises(RuntimeError, match="late"):
+        model.add_weighted_adapter(["default"], [1.0], "sum")
+    assert list(model.peft_config) == ["default"]
+    assert list(model.base_model.model[0].nsl_similarity) == ["default"]
+
+
+@EVERY
+def test_low_memory_loading(backbone, x, similarity, tmp_path):
+    model = perturbed(wrapped(backbone, similarity))
+    model.save_pretrained(str(tmp_path))
+    options = {"low_cpu_mem_usage": True}
+    again = peft.PeftModel.from_pretrained(deepcopy(backbone), str(tmp_path), **options).eval()
+    assert torch.equal(again(x), model(x))
+
+
+def test_what_fails_late_leaves_kernels_trainable():
+    backbone = nn.Sequential()
+    for name in ("conv", "downconv"):  # PEFT reads the first name as the end of both.
+        backbone.add_module(name, nn.Conv2d(3, 3, 3))
+    parts, options = list(backbone), {"target_modules": ["downconv"], "modules_to_save": ["conv"]}
+    with pytest.raises(TypeError, match="modules_to_save cannot be applied"):
+        peft.get_peft_model(backbone, config(**options))
+    assert list(backbone) == parts
+    assert all(parameter.requires_grad for parameter in backbone.parameters())

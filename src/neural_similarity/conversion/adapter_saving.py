@@ -136,7 +136,10 @@ def _check_types(name: str, layer: SimilarityLayer) -> None:
     dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
     for key, tensor in layer.get_submodule("similarity").state_dict().items():
         if tensor.is_floating_point():
-            exact_cast(f"{name}.similarity.{key}", tensor, dtype)
+            try:
+                exact_cast(f"{name}.similarity.{key}", tensor, dtype)
+            except ValueError as error:
+                raise ValueError(f"{error}; round M first, as by `.to({dtype})`") from error
 
 
 def _similarity_text(name: str, layer: SimilarityLayer) -> str:

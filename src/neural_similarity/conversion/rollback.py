@@ -11,9 +11,11 @@ from torch import nn
 def whole_or_nothing(model: nn.Module) -> Iterator[None]:
     """Restore class and attributes of every module if the block fails or is interrupted.
 
-    Tensors are put back as the objects that they were; the block may not write into them.
+    Tensors are put back as the objects that they were, with their `requires_grad`; the block may
+    not write into them.
     """
     before = [(module, type(module), _attributes(module)) for module in model.modules()]
+    learned = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         yield
     except BaseException:
@@ -25,6 +27,8 @@ def whole_or_nothing(model: nn.Module) -> Iterator[None]:
                     value.clear()
                     value.update(items)
                 vars(module)[name] = value
+        for parameter, requires_grad in learned:
+            parameter.requires_grad = requires_grad
         raise
 
 

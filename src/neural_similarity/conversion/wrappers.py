@@ -5,7 +5,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 COMPILED = "_orig_mod"
-_ADDED = {COMPILED, "_checkpoint_wrapped_module"}
+CHECKPOINTED = "_checkpoint_wrapped_module"
+_ADDED = {COMPILED, CHECKPOINTED}
 _WRAPPERS = DistributedDataParallel, DataParallel, AveragedModel
 
 
@@ -23,6 +24,11 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 def plain_name(name: str) -> str:
     """A name without the parts that compiled and checkpointed modules add."""
     return ".".join(part for part in name.split(".") if part not in _ADDED)
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether a module adds a part to the names of what it holds."""
+    return not _ADDED.isdisjoint(module._modules)
 
 
 def plain_modules(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Module]:

@@ -34,8 +34,8 @@ class NslConfig(PeftConfig):
 
     Attributes:
         target_modules: Names or ends of names of layers, or a regular expression of whole names, as
-            PEFT reads them; by default what `ns.convert` converts, or for a further adapter the
-            layers that have one.
+            PEFT reads them, before the network was compiled or checkpointed; by default what
+            `ns.convert` converts, or for a further adapter the layers that have one.
         similarity: A name or spec that starts at the identity, see `ns.convert`, made of the
             library's own parts. It is kept as its complete text.
         exclude_modules: What `target_modules` names too much, in the same form.

@@ -18,7 +18,8 @@ class NslLayer(nn.Module, BaseTunerLayer):
     """One of torch's layers with a similarity for each adapter.
 
     Several active adapters add their changes of the kernel, W + Σ (W Mᵢ − W), merged or not. While
-    some are merged, the kernel without M is kept, so that unmerging is exact.
+    some are merged, the kernel without M is kept aside: unmerging puts it back, the same parameter,
+    and other layers that are tied to it are not touched.
     """
 
     adapter_layer_names = ("nsl_similarity",)
@@ -29,7 +30,7 @@ class NslLayer(nn.Module, BaseTunerLayer):
         self.nsl_similarity = nn.ModuleDict()
         self.merged_adapters = []
         self._active_adapter = adapter_name
-        self._plain_kernel: Tensor | None = None
+        self._plain_kernel: list[nn.Parameter] = []  # In a list, not in the state dict.
         unit = "channels" if hasattr(base_layer, "in_channels") else "features"
         self.in_features = getattr(base_layer, f"in_{unit}")
         self.out_features = getattr(base_layer, f"out_{unit}")
@@ -77,20 +78,22 @@ class NslLayer(nn.Module, BaseTunerLayer):
             raise ValueError(f"`adapter_names` to merge must be static, got the dynamic {dynamic}")
         if not names:
             return
-        weight = cast(nn.Parameter, self.get_base_layer().weight)
-        plain = weight.data if self._plain_kernel is None else self._plain_kernel.to(weight)
+        base = self.get_base_layer()
+        weight = cast(nn.Parameter, base.weight)
+        plain = next(iter(self._plain_kernel), weight)
         with torch.no_grad():
-            kernel = self._kernel_with([*self.merged_adapters, *names], plain)
+            kernel = self._kernel_with([*self.merged_adapters, *names], plain.to(weight))
         if safe_merge and not kernel.isfinite().all():
             raise ValueError(f"the kernel with {names} merged must be finite, got NaN or infinity")
-        self._plain_kernel, weight.data = plain, kernel
+        self._plain_kernel, base.weight = [plain], nn.Parameter(kernel, weight.requires_grad)
         self.merged_adapters.extend(names)
 
     def unmerge(self) -> None:
         """Put the kernel without M back."""
-        if self._plain_kernel is not None:
-            weight = cast(nn.Parameter, self.get_base_layer().weight)
-            weight.data, self._plain_kernel = self._plain_kernel.to(weight), None
+        if self._plain_kernel:
+            base, plain = self.get_base_layer(), self._plain_kernel.pop()
+            plain.data = plain.data.to(cast(nn.Parameter, base.weight))
+            base.weight = plain
             self.merged_adapters.clear()
 
     @torch.no_grad()

@@ -3,16 +3,19 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any, cast
 
 import torch
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
 from peft.utils import register_peft_method
+from peft.utils.integrations import skip_init_on_device
 from torch import nn
 
 from neural_similarity.conversion.freezing import hold_statistics, let_go
 from neural_similarity.conversion.planning import check_plan, make_plan
 from neural_similarity.conversion.rollback import whole_or_nothing
+from neural_similarity.conversion.wrappers import CHECKPOINTED, COMPILED, is_wrapper, plain_name
 from neural_similarity.nn import Similarity, StaticSimilarity, sharing
 from neural_similarity.nn.layer import LAYER_CLASSES
 from neural_similarity.nn.own_forward import computes_kernel
@@ -43,6 +46,11 @@ class NslModel(BaseTuner):
             super().inject_adapter(model, *args, **kwargs)
             _hold_backbone(model)
 
+    @staticmethod
+    def _check_target_module_exists(peft_config: Any, key: str) -> Any:
+        """By the name before the network was compiled or checkpointed, as in `ns.convert`."""
+        return check_target_module_exists(peft_config, plain_name(key))
+
     def add_weighted_adapter(
         self, adapters: Sequence[str], weights: Sequence[float], adapter_name: str
     ) -> None:
@@ -50,32 +58,40 @@ class NslModel(BaseTuner):
 
         Raises:
             ValueError: a name is unknown or taken; the numbers of names and weights differ; the
-                similarities differ, or M is not linear in what is learned; or an adapter has
-                modules of its own (`modules_to_save`), which have no such sum.
+                similarities differ, or M is not linear in what is learned; a weight is not finite;
+                or an adapter has modules or biases of its own (`modules_to_save`, `bias`), which
+                have no such sum.
         """
+        self._check_sum(adapters, weights, adapter_name)
         layers = nsl_layers(self.model).items()
         summands = {name: layer for name, layer in layers if layer.adapters_here(adapters)}
-        self._check_sum(adapters, weights, adapter_name)
-        self.peft_config[adapter_name] = replace(
+        config = replace(
             cast(NslConfig, self.peft_config[adapters[0]]),
             target_modules=exact_pattern(summands), exclude_modules=None, init_weights=True,
         )  # fmt: skip
-        self.inject_adapter(self.model, adapter_name)
-        for layer in summands.values():
-            layer.sum_into(adapter_name, dict(zip(adapters, weights, strict=True)))
+        with whole_or_nothing(self.model):  # It has the dict of configurations, too.
+            self.peft_config[adapter_name] = config
+            self.inject_adapter(self.model, adapter_name)
+            for layer in summands.values():
+                layer.sum_into(adapter_name, dict(zip(adapters, weights, strict=True)))
 
     def _check_sum(self, adapters: Sequence[str], weights: Sequence[float], name: str) -> None:
         known = all(adapter in self.peft_config for adapter in adapters)
-        if not adapters or not known or len({*adapters}) != len(weights):
+        once = len({*adapters}) == len(adapters) == len(weights)
+        if not adapters or not known or not once:
             raise ValueError(
                 f"`adapters` must be names of {', '.join(self.peft_config)}, one for each of "
                 f"`weights`, got {list(adapters)} and {list(weights)}"
             )
-        if name in self.peft_config:
-            raise ValueError(f"`adapter_name` must be new, got {name!r}")
+        if not all(map(isfinite, weights)):
+            raise ValueError(f"`weights` must be finite, got {list(weights)}")
+        if name in self.peft_config or "." in name:
+            raise ValueError(f"`adapter_name` must be new and have no dot, got {name!r}")
         configs = [cast(NslConfig, self.peft_config[adapter]) for adapter in adapters]
-        if any(config.modules_to_save for config in configs):
-            raise ValueError("`adapters` must have no `modules_to_save`, which have no sum")
+        if any(config.modules_to_save or config.bias != "none" for config in configs):
+            raise ValueError(
+                "`adapters` must have no `modules_to_save` and no biases, which have no sum"
+            )
         parts = [
             layer.nsl_similarity[adapter]
             for layer in nsl_layers(self.model).values()
@@ -88,6 +104,7 @@ class NslModel(BaseTuner):
                 f"{', '.join(sorted(texts))}"
             )
 
+    @skip_init_on_device
     def _prepare_adapter_config(self, peft_config: Any, model_config: Any) -> Any:
         del model_config
         if peft_config.target_modules is None:
@@ -110,6 +127,8 @@ class NslModel(BaseTuner):
         parameter_name: str | None = None,
     ) -> None:
         del parameter_name
+        if is_wrapper(target):  # What it holds has the same plain name, and is the target.
+            return
         if isinstance(target, NslLayer):
             _check_target(target.get_base_layer(), current_key, peft_config.spec)
             target.update_layer(adapter_name, peft_config)
@@ -123,9 +142,21 @@ class NslModel(BaseTuner):
     def _replace_module(
         self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module
     ) -> None:
-        """Without PEFT's copy of the weight, which a whole module in `modules_to_save` lacks."""
-        del child
-        setattr(parent, child_name, new_module)
+        """In all places of the child, of which PEFT visits one.
+
+        Without PEFT's copy of the weight, which a whole module in `modules_to_save` lacks.
+        """
+        del parent, child_name
+        # checkpoint_wrapper forwards the attributes of its layer, for which PEFT takes it.
+        child = child._modules.get(CHECKPOINTED) or child
+        for outer in list(self.model.modules()):
+            for name in [name for name, part in outer._modules.items() if part is child]:
+                if name == COMPILED:  # It goes on with the layer that it was made of.
+                    raise ValueError(
+                        "`target_modules` must name no layer that is compiled alone, got a "
+                        f"{type(child).__name__}; compile it afterwards"
+                    )
+                setattr(outer, name, new_module)
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """Learn a static M in float32 at least; a predictor computes in the type of its input."""
@@ -139,6 +170,33 @@ class NslModel(BaseTuner):
         model = super()._unload_and_optionally_merge(*args, **kwargs)
         let_go(cast(Any, model))
         return model
+
+    @classmethod
+    def _get_adapter_state_dict(
+        cls,
+        model: nn.Module,
+        config: Any,
+        adapter_name: str,
+        state_dict: dict[str, torch.Tensor],
+        unwanted_adapter_names: list[str],
+    ) -> dict[str, torch.Tensor]:
+        """As PEFT's, also behind checkpoint_wrapper, which renames modules and not tensors."""
+        ours = [f".nsl_similarity.{adapter_name}."] + [".base_layer.bias"] * (
+            config.bias == "nsl_only"
+        )
+        state = super()._get_adapter_state_dict(
+            model, config, adapter_name, state_dict, unwanted_adapter_names
+        )
+        return state | {k: t for k, t in state_dict.items() if any(part in k for part in ours)}
+
+    @classmethod
+    def _remap_adapter_state_dict_for_load(
+        cls, model: nn.Module, config: Any, adapter_name: str, state_dict: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """As PEFT's, also behind checkpoint_wrapper."""
+        own, named = ".nsl_similarity.", f".nsl_similarity.{adapter_name}."
+        state = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        return {k if named in k else k.replace(own, named): t for k, t in state.items()}
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
@@ -156,9 +214,10 @@ def nsl_layers(model: nn.Module) -> dict[str, NslLayer]:
 
 def exact_pattern(names: Collection[str] | Mapping[str, Any]) -> str:
     """The regular expression of exactly these names; PEFT reads names in a list as ends."""
-    return "|".join(re.escape(name) for name in names)
+    return "|".join(re.escape(plain_name(name)) for name in names)
 
 
+@skip_init_on_device
 def _check_target(layer: nn.Module, name: str, spec: Similarity) -> None:
     """Raise a `ValueError` where a target cannot have this similarity."""
     kinds = [kind for kind in LAYER_CLASSES if kind is not nn.LSTM]

@@ -1,0 +1,173 @@
+"""PEFT's adapters to and from files of `ns.save_adapter`: all of what was learned, or an error."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from moved import moved
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+import neural_similarity as ns
+
+peft = pytest.importorskip("peft")
+
+
+class Block(nn.Module):
+    """A converted layer in a module with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.gamma = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x):
+        return x + self.gamma * self.conv(x)
+
+
+class Ends(nn.Module):
+    """A name that is the end of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.downconv = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+
+    def forward(self, x):
+        return self.downconv(self.conv(x))
+
+
+def classifier(classes):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).append(
+        nn.Linear(4, classes)
+    )
+
+
+def saved(network, path, train=(), where=None):
+    """A converted network that has learned, and the file of it."""
+    similar = ns.freeze_backbone(moved(ns.convert(network, "static-full", where), 0.2), train=train)
+    return similar.eval(), ns.save_adapter(similar, path / "saved")
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 3, 8, 8)
+
+
+def pair():
+    return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), Block())
+
+
+@pytest.mark.parametrize(
+    ("network", "backbone", "train", "where", "message"),
+    [
+        (pair, pair, "1.gamma", None, r"PEFT gives no M to \['1.conv'\]"),
+        (Ends, Ends, "conv", "downconv", r"PEFT takes \['downconv'\]"),
+        (lambda: classifier(7), lambda: classifier(5), "3", None, "shapes of the backbone's"),
+    ],
+)
+def test_what_peft_cannot_hold_is_refused_and_the_backbone_stays(
+    network, backbone, train, where, message, tmp_path
+):
+    torch.manual_seed(0)
+    _, file = saved(network(), tmp_path, train, where)
+    torch.manual_seed(0)
+    plain = backbone()
+    modules, kinds = list(plain.modules()), [type(part) for part in plain.modules()]
+    with pytest.raises(ValueError, match=message) as raised:
+        ns.peft.import_adapter(plain, file)
+    assert str(file) in str(raised.value)
+    assert list(plain.modules()) == modules
+    assert [type(part) for part in plain.modules()] == kinds
+    assert all(parameter.requires_grad for parameter in plain.parameters())
+
+
+def test_a_module_with_modules_and_parameters_of_its_own_is_loaded_whole(x, tmp_path):
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.linear = nn.Parameter(torch.ones(4)), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.linear(self.scale * x)
+
+    network = classifier(4)
+    network[3] = Head()
+    similar = ns.freeze_backbone(moved(ns.convert(network, "static-full"), 0.2), train="3")
+    with torch.no_grad():
+        for parameter in similar[3].parameters():
+            parameter.add_(0.5)
+    file = ns.save_adapter(similar, tmp_path / "a")
+    model = ns.peft.import_adapter(network, file)
+    assert torch.equal(model(x), similar(x))
+
+
+def checkpointed():
+    torch.manual_seed(3)
+    block = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(3, 3, 3), checkpoint_wrapper(block)).append(
+        checkpoint_wrapper(nn.Conv2d(3, 3, 2))
+    )
+
+
+def compiled():
+    torch.manual_seed(3)
+    return torch.compile(nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)), backend="eager")
+
+
+@pytest.mark.parametrize("network", [checkpointed, compiled])
+def test_wrappers_inside_and_around(network, x, tmp_path):
+    model = moved(peft.get_peft_model(network(), ns.peft.NslConfig()), 0.2).eval()
+    file = ns.peft.export_adapter(model, tmp_path / "a")
+    similar = ns.load_adapter(network(), file).eval()
+    y = similar(x)
+    assert torch.equal(model(x), y)
+    assert torch.equal(ns.peft.import_adapter(network(), file).eval()(x), y)
+    model.save_pretrained(str(tmp_path / "folder"))
+    again = peft.PeftModel.from_pretrained(network(), str(tmp_path / "folder")).eval()
+    assert torch.equal(again(x), y)
+    model.add_adapter("other", ns.peft.NslConfig())
+    model.set_adapter("other")
+    assert torch.equal(model(x), network().eval()(x))
+    named = ns.peft.NslConfig(target_modules=["1.0" if network is checkpointed else "1"])
+    assert sum(isinstance(part, ns.peft.NslLayer) for part in peft.get_peft_model(
+        network(), named
+    ).modules()) == 1  # fmt: skip
+
+
+def test_a_layer_that_is_compiled_alone_is_refused(x):
+    network = nn.Sequential(torch.compile(nn.Conv2d(3, 3, 3), backend="eager"))
+    layer, y = network[0]._orig_mod, network(x)
+    with pytest.raises(ValueError, match="must name no layer that is compiled alone"):
+        peft.get_peft_model(network, ns.peft.NslConfig())
+    assert network[0]._orig_mod is layer
+    assert torch.equal(network(x), y)
+
+
+@pytest.mark.parametrize("bias", ["all", "nsl_only"])
+def test_an_exported_file_holds_trained_biases(bias, x, tmp_path):
+    def network():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()
+
+    model = peft.get_peft_model(network(), ns.peft.NslConfig(bias=bias)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1, alpha=int(parameter.requires_grad))
+    file = ns.peft.export_adapter(model, tmp_path / "a")
+    assert torch.equal(ns.load_adapter(network(), file)(x), model(x))
+
+
+def test_what_cannot_be_exported_is_told(tmp_path):
+    network = classifier(3)
+    for other in (
+        ns.convert(network, "static-full"),
+        peft.get_peft_model(deepcopy(network), peft.LoraConfig(target_modules=["3"])),
+    ):
+        with pytest.raises(ValueError, match="`model` must be a network of PEFT's with NslConfig"):
+            ns.peft.export_adapter(other, tmp_path / "a")
+    model = peft.get_peft_model(network.bfloat16(), ns.peft.NslConfig())
+    model = moved(model, 0.2)
+    with pytest.raises(ValueError, match=r"round M first, as by `.to\(torch.bfloat16\)`"):
+        ns.peft.export_adapter(model, tmp_path / "a")
+    ns.peft.export_adapter(model.to(torch.bfloat16), tmp_path / "a")
