@@ -2,6 +2,7 @@
 
 import inspect
 import linecache
+import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -114,6 +115,19 @@ def test_a_kernel_that_is_computed_is_not_merged_into(tmp_path, normed):
     assert torch.equal(backbone(x), y)
     assert torch.allclose(switch.use("a").backbone(x), model(x), atol=1e-6)
     assert torch.equal(switch.use(None).backbone(x), y)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda switch: pickle.loads(pickle.dumps(switch))])
+def test_copies_switch_alone(switch, x, copied):
+    backbone = switch.backbone
+    backbone[0]._forward_hooks.clear()
+    y, learned = switch.use(None).backbone(x), switch.use("full").backbone(x)
+    other = copied(switch)
+    assert torch.equal(other.backbone(x), learned)
+    assert torch.equal(other.use(None).backbone(x), y)
+    assert torch.equal(backbone(x), learned)
+    with other.hold("full", merged=True) as merged:
+        assert torch.allclose(merged(x), learned, atol=1e-5)
 
 
 class Interrupted(BaseException):

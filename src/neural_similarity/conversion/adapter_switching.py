@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
@@ -97,6 +97,12 @@ class Adapters(PrintedTable):
         self._replaced: dict[str, Tensor] = {}
         self._states: States | None = None
         self._lock = RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=RLock())
 
     def table_rows(self) -> list[tuple[str, ...]]:
         """Name, layers with M, how many numbers it holds, in kB."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from neural_similarity.conversion.freezing import similarities_of
 from neural_similarity.conversion.tables import PrintedTable
@@ -120,6 +121,10 @@ def identity_start(similarity: Similarity | str) -> Similarity:
 def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[str, str | None]:
     """`plan` for arguments that are parsed already."""
     check_module(model)
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise ValueError(
+            f"`model` must have run once, so that {lazy[0]} has a shape; got a lazy layer"
+        )
     modules = plain_modules(model, remove_duplicate=False)
     names = exact_names(where)
     layers = {

@@ -27,6 +27,7 @@ def script(tmp_path_factory):
         ("train quickstart --batch-s", "--batch-size"),
         ("train adapt --backb", "--backbone"),
         ("table 6-f", "6-fc100"),
+        ("reproduce adapt-con", "adapt-continual"),
         ("reproduce response-m", "response-mini100"),
         ("report --o", "--out"),
     ],

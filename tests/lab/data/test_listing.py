@@ -226,3 +226,12 @@ def test_folders_beside_the_parts_are_named_in_every_layout(tmp_path, caplog, na
     write_folders(tmp_path, same if name == "imagenet" else WANTED | {"more": ["elk"]})
     load_dataset("imagenet", tmp_path) if name == "imagenet" else load_split(name, tmp_path)
     assert [text for text in caplog.messages if f"in {tmp_path}, more/ is ignored" in text]
+
+
+def test_images_of_other_formats_are_counted(tmp_path, caplog):
+    classes(tmp_path / "train", each=3)
+    for name in ("a.HEIC", "b.heic", "c.avif", "notes.txt", ".d.heic"):
+        (tmp_path / "train" / "ant" / name).touch()
+    list_images(tmp_path / "train")
+    (told,) = caplog.messages
+    assert told.endswith("train, images of other formats are left out: 1 .avif, 2 .heic.")

@@ -5,6 +5,7 @@ import csv
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from neural_similarity.files import read_text
 from neural_similarity.lab.data.decoding import SUFFIXES
 
 LABEL_COLUMNS = ("filename", "label")
+UNREAD = {".arw", ".avif", ".cr2", ".dng", ".exr", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".psd"}
+"""Formats of images that are not read, whose files are counted in the log."""
 log = logging.getLogger(__name__)
 PART_OF = {
     name: part
@@ -71,7 +74,11 @@ def list_images(folder: Path, *, part: bool = True) -> Listing:
     if not part and all(path.name.lower() in PART_OF for path in classes):
         names = ", ".join(path.name for path in classes)
         raise ValueError(f"{folder} must hold class folders inside of its parts {names}, got none")
-    members = {path.name: _list_folder(path) for path in classes}
+    others = Counter[str]()
+    members = {path.name: _list_folder(path, others) for path in classes}
+    if others:
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in sorted(others.items()))
+        log.warning("Warning: in %s, images of other formats are left out: %s.", folder, counts)
     for name in (*members, *(file for files in members.values() for file in files)):
         try:
             name.encode()
@@ -132,7 +139,8 @@ def _plain_files(folder: Path) -> set[str]:
 def image_files(paths: Sequence[Path]) -> list[Path]:
     """The files among `paths`, each once, and the images below the folders among them."""
     found = [
-        [path / name for name in _list_folder(path)] if path.is_dir() else [path] for path in paths
+        [path / name for name in _list_folder(path, Counter())] if path.is_dir() else [path]
+        for path in paths
     ]
     return list(dict.fromkeys(path for files in found for path in files))
 
@@ -183,10 +191,10 @@ def check_classes(train: Listing, test: Listing) -> None:
                 )
 
 
-def _list_folder(folder: Path) -> dict[str, int]:
-    """Bytes of every image below `folder`, sorted by name."""
+def _list_folder(folder: Path, others: Counter[str]) -> dict[str, int]:
+    """Bytes of every image below `folder`, sorted by name; `others` counts those left out."""
     try:
-        found = dict(_walk_images(folder))
+        found = dict(_walk_images(folder, others))
     except OSError as error:
         raise ValueError(f"{folder} must hold readable images, got {error}") from error
     if not found:
@@ -195,7 +203,7 @@ def _list_folder(folder: Path) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda file: file[0].split("/")))
 
 
-def _walk_images(folder: Path) -> Iterator[tuple[str, int]]:
+def _walk_images(folder: Path, others: Counter[str]) -> Iterator[tuple[str, int]]:
     """Names and bytes of images; torchvision's `make_dataset` would follow links without end."""
     seen = set[tuple[int, int]]()
     for place, folders, names in os.walk(folder, onerror=_raise_error, followlinks=True):
@@ -206,7 +214,9 @@ def _walk_images(folder: Path) -> Iterator[tuple[str, int]]:
         folders[:] = [name for name in folders if name[0] != "."]
         prefix = "" if Path(place) == folder else f"{Path(place).relative_to(folder).as_posix()}/"
         for name in names:
-            if name[0] == "." or not _is_image(name):
+            suffix = Path(name).suffix.lower()
+            if name[0] == "." or suffix not in SUFFIXES:
+                others.update({suffix} & UNREAD if name[0] != "." else ())
                 continue
             state = Path(place, name).stat()
             if not stat.S_ISREG(state.st_mode):
