@@ -200,6 +200,38 @@ def test_the_page_says_what_other_layers_take(name, told):
     assert told.format(f"{found[0]:.1f} to {found[1]:.1f}") in text
 
 
+def test_what_layers_of_others_reach_in_a_short_schedule():
+    rows = json.loads(read("benchmarks/epyc/rivals.json"))["rows"]
+    told = {
+        "cnn": "plain {} %", "static-uns": "static full M {}", "pooled": "one M per image {}",
+        "light-diagonal": "light diagonal M {}", "odconv-1": "`odconv-1` {}",
+        "condconv-4": "`condconv-4` {}", "kernelwarehouse-1": "`kernelwarehouse-1` {}",
+        "involution-3": "`involution-3` stays at chance, {}",
+    }  # fmt: skip
+    found = {r["name"]: e for r in rows if (e := r["costs"].get("test_error")) is not None}
+    text = " ".join(read("docs/explanation/which.md").split())
+    assert found.keys() == told.keys()
+    assert all(told[name].format(f"{error:.2f}") in text for name, error in found.items())
+
+
+def test_what_light_predictors_are_worth():
+    first, diagonal, full, *_ = panels("light", 1 / 64)
+    (wide, ours), (wider, small) = full.lines, diagonal.lines
+    plain, *_ = panels("light", 1 / 32)[0].lines
+    errors = {line.row.recipe: our_result(line) for line in first.lines if line.records}
+    text = " ".join(read("docs/explanation/which.md").split())
+    for told in (
+        f"full M errs on {our_result(ours)} %, a wider plain network about as slow on",
+        f"{our_result(wide)} %, {interval_text(ours.baseline_difference.by_image)} points by image",
+        f"diagonal M on {our_result(small)} %, the one about as slow on {our_result(wider)} %",
+        f"at {errors['cifar10-cnn']} %, is at {our_result(plain)} % after 2,000 updates",
+        f"next to nothing, is at {errors['cifar10-static-uns']} %",
+    ):
+        assert told in text
+    note = f"{our_result(ours)} % beside {our_result(wide)}; but the plain CNN-9 is at "
+    assert note + our_result(plain).partition(" ")[0] in read("docs/costs.md")
+
+
 def test_the_readme_quotes_the_full_schedule():
     (panel, _) = panels("4")
     errors = {line.row.label: f"{line.mean_value:.2f}" for line in panel.lines if line.records}
