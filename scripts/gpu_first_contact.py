@@ -2,11 +2,11 @@
 
     python scripts/gpu_first_contact.py [--out gpu-report]
 
-Names the card and its tools, tries and times the halo kernels, which no GPU has run yet, times the
-operators in bf16, profiles an update and runs the tests that need a GPU, each within a time of its
-own, all within seven minutes. What they say goes to report.md in that folder while they say it, and
-the benchmark's records beside it. A step that fails does not end the others. What is then left of
-fifteen minutes is for records: scripts/run_queue.py.
+Names the card and its tools, times the operators and a ResNet's layers in bf16, profiles an update
+and runs the tests that need a GPU, each within a time of its own, all within seven minutes. What
+they say goes to report.md in that folder while they say it, and the benchmark's records beside it.
+A step that fails does not end the others. What is then left of fifteen minutes is for records:
+scripts/run_queue.py.
 """
 
 import argparse
@@ -70,11 +70,11 @@ def steps(folder: Path) -> list[Step]:
     marked = [str(file) for file in files if "pytest.mark.gpu" in file.read_text("utf-8")]
     # pytest-benchmark, where it is installed, warns of several processes: an error here.
     tests = ["-m", "pytest", "-p", "no:benchmark", "-q", "-m", "gpu", "-n", "8", *marked]
-    operators = ["-m", "benchmarks", "operators", "--device", "cuda", "--dtype", "bf16"]
+    options = ["--device", "cuda", "--dtype", "bf16", "--batch", "128", "--out", str(folder)]
     return [
         Step("The card and its tools", 10, ["-c", TOOLS]),
-        Step("The halo kernels", 120, ["scripts/halo_first_contact.py"]),
-        Step("Operators, bf16", 140, [*operators, "--batch", "128", "--out", str(folder)]),
+        Step("Operators, bf16", 140, ["-m", "benchmarks", "operators", *options]),
+        Step("Layers, bf16", 120, ["-m", "benchmarks", "widths", *options]),
         Step("One update", 40, ["-c", PROFILE]),
         Step("Correctness", 110, tests, TESTED),
     ]

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_laws import CASES, KINDS, LARGE, Case, check
+from kernel_laws import CASES, KINDS, LARGE, Case, auto_backend, check
 from pointwise_laws import LAWS, MAPS, check_second_derivatives
 from problems import Problem
 from torch.func import grad
@@ -16,7 +16,6 @@ from torch.testing import assert_close
 
 from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines, pointwise, sphere
-from neural_similarity.ops.backend import choose_backend
 from neural_similarity.ops.triton import is_interpreted, launch
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
@@ -145,4 +144,4 @@ def test_it_takes_the_processors_tensors_when_asked_only():
     assert launch.triton.knobs.runtime.interpret
     assert is_interpreted()
     assert declines("triton", x, 9) is None
-    assert choose_backend("auto", x, 9, 1) != "triton"
+    assert auto_backend(x) != "triton"

@@ -7,7 +7,19 @@ from problems import Problem
 from torch import Tensor
 
 from neural_similarity.functional import similarity_conv1d, similarity_conv2d
+from neural_similarity.ops.backend import choose_backend
 from neural_similarity.ops.blocks import Blocks
+from neural_similarity.ops.operands import Operands
+from neural_similarity.ops.window import make_window
+
+
+def auto_backend(x: Tensor, taps: int = 9, filters: int = 6, groups: int = 1) -> str:
+    """The backend that "auto" takes for x and an M of one block; the numbers do not matter."""
+    dims = x.dim() - 2
+    weight = torch.zeros(filters, x.shape[1] // groups, taps, *[1] * (dims - 1))
+    m = torch.zeros(len(x), 1, taps, *x.shape[2:])
+    window = make_window(weight.shape[2:], 1, 0, 1)
+    return choose_backend("auto", Operands(x, weight, m, window, groups))
 
 
 @dataclass(frozen=True)

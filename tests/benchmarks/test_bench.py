@@ -271,8 +271,8 @@ def test_what_fails_of_ours_is_not_told_as_not_measured(monkeypatch):
 
 
 def test_a_backend_that_declines_is_skipped_with_its_reason(monkeypatch):
-    monkeypatch.setattr(native, "declines_native", lambda *_: "no compiler")
-    monkeypatch.setitem(backend._REASONS, "compiled", native.declines_native)
+    absent = native.ENTRY._replace(declines=lambda *_: "no compiler")
+    monkeypatch.setitem(backend.ENTRIES, "compiled", absent)
     rows = {row.name: row for row in catalogue.operators(OPTIONS)}
     assert "no compiler" in rows["ours, compiled"].problem
     assert not rows["ours, compiled"].times

@@ -7,14 +7,13 @@ from functools import cache
 import pytest
 import torch
 from against_float64 import error
-from kernel_laws import Case, check
+from kernel_laws import Case, auto_backend, check
 from problems import KINDS, PROBLEMS, Problem
 from torch.testing import assert_close
 
 from neural_similarity.functional import similarity_conv2d, similarity_conv3d
 from neural_similarity.ops import declines, native
-from neural_similarity.ops.backend import NARROW, choose_backend
-from neural_similarity.ops.native import compiling
+from neural_similarity.ops.native import NARROW, compiling
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 X = torch.zeros(1, 2, 4, 4)
@@ -171,10 +170,11 @@ def test_lesser_processors(without, monkeypatch, tmp_path):
     [(NARROW - 1, 1, "compiled"), (2 * NARROW, 2, "compiled"), (2 * (NARROW - 1), 2, "eager")],
 )
 def test_narrow_groups_run_eagerly_unless_taken_together(channels, groups, backend):
-    """One group of few channels is no slower in C."""
+    """One group of few channels is no slower in C; here are twice as many filters as channels."""
     x = torch.zeros(1, channels, 4, 4)
-    assert choose_backend("auto", x, 9, groups) == backend
-    assert choose_backend("auto", x, 9, groups, together=True) == "compiled"
+    assert auto_backend(x, filters=2 * channels, groups=groups) == backend
+    square = torch.zeros(1, 2 * groups, 4, 4)
+    assert auto_backend(square, filters=2 * groups, groups=groups) == "compiled"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from torchvision.ops import deform_conv2d
 
 from neural_similarity.functional import fold_kernel, similarity_conv2d
+from neural_similarity.ops.backend import BACKENDS, ENTRIES
 
 everywhere = pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
 both_kinds = pytest.mark.parametrize("kind", KINDS)
@@ -247,7 +248,7 @@ def test_autocast_computes_in_its_type(kind):
         ({"padding": "half"}, '`padding` must be integers, "same" or "valid"'),
         ({"padding": "same", "stride": 2}, '"same" needs `stride` 1, got 2'),
         ({"dilation": 9}, "the window .* is larger than `x`"),
-        ({"backend": "cuda"}, "`backend` must be one of auto, halo, .*, got 'cuda'"),
+        ({"backend": "cuda"}, "`backend` must be one of auto, triton, .*, got 'cuda'"),
         ({"x": torch.zeros(2, 4, 7, 9, dtype=torch.int64)}, "the auto backend declines .*int64"),
         ({"backend": "triton"}, "the triton backend declines .*on cpu, not on a GPU"),
         ({"backend": "compiled", "x": torch.zeros(2, 4, 7, 9).double()}, "compiled .*float64,"),
@@ -261,3 +262,7 @@ def test_errors_say_what_is_required_and_what_came(changes, message):
     arguments = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"padding": 1}
     with pytest.raises(ValueError, match=message):
         similarity_conv2d(**{**arguments, **changes})
+
+
+def test_every_backend_is_an_entry_but_those_that_are_none():
+    assert [*ENTRIES] == [name for name in BACKENDS if name not in ("auto", "reference")]

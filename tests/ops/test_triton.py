@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from kernel_laws import CASES, KINDS, LARGE, Case, check
+from kernel_laws import CASES, KINDS, LARGE, Case, auto_backend, check
 from on_gpu import on_gpu
 from pointwise_laws import LAWS, MAPS, check_second_derivatives, norms
 from problems import Problem
@@ -15,7 +15,6 @@ from processes import run_tests
 from benchmarks.compare import without_tf32
 from neural_similarity.nn import Conv2d
 from neural_similarity.ops import declines, pointwise, triton
-from neural_similarity.ops.backend import choose_backend
 
 X = torch.zeros(1, 2, 4, 4)
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -70,7 +69,7 @@ def test_all_kernels_compile_for_hopper(tmp_path):
 )
 def test_it_says_why_it_declines(x, taps, reason):
     assert reason in declines("triton", x, taps)
-    assert choose_backend("auto", x, taps, 1) != "triton"
+    assert auto_backend(x, taps) != "triton"
 
 
 class Gpu:
@@ -107,14 +106,14 @@ def test_without_triton_and_on_old_gpus_eager_runs(monkeypatch, untried):
         assert declines("triton", on_gpu(X), 9) == "the GPU's compute capability is below 8.0"
     monkeypatch.setattr(triton, "find_spec", lambda _: None)
     assert declines("triton", on_gpu(X), 9) == "triton is not installed"
-    assert choose_backend("auto", on_gpu(X), 9, 1) == "eager"
+    assert auto_backend(on_gpu(X)) == "eager"
 
 
 @needs_triton
 def test_auto_takes_it_on_a_gpu_that_is_tried_once(untried):
     for _ in range(3):
         assert declines("triton", on_gpu(X), 9) is None
-        assert choose_backend("auto", on_gpu(X), 9, 1) == "triton"
+        assert auto_backend(on_gpu(X)) == "triton"
     assert untried.asked == ["capability", "launch"]
 
 
@@ -131,7 +130,7 @@ def test_where_the_smallest_kernel_fails_eager_runs(untried, error, reason):
     untried.fails = error
     for _ in range(2):
         assert declines("triton", on_gpu(X), 9) == f"triton does not run here: {reason}"
-        assert choose_backend("auto", on_gpu(X), 9, 1) == "eager"
+        assert auto_backend(on_gpu(X)) == "eager"
     assert untried.asked == ["capability", "launch"]
 
 
@@ -154,7 +153,7 @@ def test_a_capture_is_not_disturbed_and_knows_what_was_found_before(untried):
     assert not untried.asked
     for capturing in (False, True):
         untried.capturing = capturing
-        assert choose_backend("auto", on_gpu(X), 9, 1) == "eager"
+        assert auto_backend(on_gpu(X)) == "eager"
     assert untried.asked == ["capability", "launch"]
 
 

@@ -17,7 +17,7 @@ from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.standard import standard_frame, standard_parts
 from neural_similarity.nn.structure import Diagonal, Full, Structure, StructureModule
 from neural_similarity.ops import fold_kernel
-from neural_similarity.ops.layer import predicted_conv, takes_layer, takes_parts
+from neural_similarity.ops.layer import predicted_conv, takes_layer
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.similarity import dynamic_conv
 from neural_similarity.ops.window import autocast_dtype, promote_dtype
@@ -318,7 +318,7 @@ class DynamicSimilarity(nn.Module):
             operands = padded, weight, bias
             spec, gain = self.spec.predictor, self.gain
             parts = standard_parts(frame, spec, self.predictor, gain, operands)
-            if parts is not None and (padded.is_cpu or takes_parts(parts, frame)):
+            if parts is not None:
                 return predicted_conv(parts, frame)
         structure = self.structure
         output = self.window.output_size(padded.shape[2:])

@@ -5,7 +5,6 @@ from neural_similarity.ops import flops as flops
 from neural_similarity.ops.backend import BACKENDS as BACKENDS
 from neural_similarity.ops.backend import Backend as Backend
 from neural_similarity.ops.backend import declines as declines
-from neural_similarity.ops.halo import use_halo as use_halo
 from neural_similarity.ops.kernel import fold_kernel as fold_kernel
 from neural_similarity.ops.lengths import unit_vectors as unit_vectors
 from neural_similarity.ops.similarity import similarity_conv as similarity_conv

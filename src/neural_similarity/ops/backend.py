@@ -1,30 +1,28 @@
-"""Which implementation of the dynamic operators runs, and why one declines."""
+"""Which backend of the dynamic operators runs, and why one declines."""
 
 from typing import Literal, get_args
 
 from torch import Tensor
 
 from neural_similarity.choices import require_known
-from neural_similarity.ops import halo, native, triton
+from neural_similarity.ops import columns, native, triton
+from neural_similarity.ops.operands import Implementation, Operands
 
-Backend = Literal["auto", "halo", "triton", "compiled", "eager", "reference"]
+Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
-_REASONS = {
-    "halo": halo.declines_halo,
-    "triton": triton.declines_triton,
-    "compiled": native.declines_native,
+ENTRIES = {entry.name: entry for entry in (triton.ENTRY, native.ENTRY, columns.ENTRY)}
+"""The backends that compute the registered operators, fastest first; the last never declines."""
+_IMPLEMENTATIONS = {
+    (entry.name, full): entry.way(full) for entry in ENTRIES.values() for full in (False, True)
 }
-NARROW = 4
-"""On a CPU, groups of fewer channels that C takes one by one are faster in the eager form."""
 
 
 def declines(backend: str, x: Tensor, taps: int) -> str | None:
     """Why `backend` cannot take the input `x` and a kernel of `taps` taps, or None if it can.
 
-    "triton" is kernels for GPUs; "halo" is kernels for Hopper GPUs that no GPU has run yet, see
-    `use_halo`; "compiled" is C for the CPU, compiled for this machine at its first use; "eager" is
-    plain PyTorch in tiles; "reference" is the definition, which is exported; "auto" takes the
-    fastest that does not decline.
+    "triton" is kernels for GPUs; "compiled" is C for the CPU, compiled for this machine at its
+    first use; "eager" is plain PyTorch in tiles; "reference" is the definition, which is exported;
+    "auto" takes the fastest that does not decline.
 
     Raises:
         ValueError: there is no backend of that name.
@@ -32,16 +30,18 @@ def declines(backend: str, x: Tensor, taps: int) -> str | None:
     require_known("backend", backend, BACKENDS)
     if not x.is_floating_point():
         return f"the input is {x.dtype}, not a floating-point type"
-    return _REASONS[backend](x, taps) if backend in _REASONS else None
+    return ENTRIES[backend].declines(x, taps) if backend in ENTRIES else None
 
 
-def choose_backend(
-    backend: str, x: Tensor, taps: int, groups: int, *, together: bool = False
-) -> str:
-    """The backend that "auto" stands for, or the given one; `together`: `native.takes_together`."""
+def choose_implementation(backend: str, given: Operands, *, full: bool) -> Implementation:
+    """The implementation of a backend's operator with a diagonal or a full M."""
+    return _IMPLEMENTATIONS[choose_backend(backend, given), full]
+
+
+def choose_backend(backend: str, given: Operands) -> str:
+    """The backend that "auto" stands for, or the given one."""
     if backend != "auto":
         return backend
-    if x.is_cuda:
-        return "eager" if triton.declines_triton(x, taps) else "triton"
-    narrow = groups > 1 and x.shape[1] // groups < NARROW and not together
-    return "eager" if narrow or native.declines_native(x, taps) else "compiled"
+    taps = given.window.taps
+    entries = (e for e in ENTRIES.values() if e.suits(given) and e.declines(given.x, taps) is None)
+    return next(entries).name

@@ -12,13 +12,13 @@ grouped convolution, b blocks of channels that have an M of their own.
 from collections.abc import Sequence
 from itertools import product
 from math import prod
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from neural_similarity.ops.operands import Gradients, Operands
+from neural_similarity.ops.arithmetic import Arithmetic, Diagonal, Full
+from neural_similarity.ops.operands import Entry, Gradients, Operands
 from neural_similarity.ops.tiles import Tiles, number_positions
 
 COLUMN_BYTES = 1 << 21
@@ -27,37 +27,6 @@ PRODUCT_BYTES = 1 << 22
 """Size of a tile's products of the kernel's taps, which are read once: few calls are better."""
 MOST_FILTERS = 4
 """Up to this many filters per channel the kernel is applied first; above, columns are smaller."""
-
-
-@runtime_checkable
-class Arithmetic(Protocol):
-    """How M, (n, b, K, *out) or (n, b, K, K, *out), makes columns (N, K, c) of patches.
-
-    Every tap of a column is a weighted sum over a bag of j taps of its patch, given by their
-    indices.
-    """
-
-    mirrors: bool
-    """Whether the data gradient of a convolution is cheaper as one with the mirrored kernel."""
-
-    def bags(self, patches: Tensor) -> Tensor:
-        """The bags (N, K, j) of patches (N, K)."""
-        ...
-
-    def weights(self, m: Tensor) -> Tensor:
-        """View (n, *out, K, b, j) of M: the weights of the bags."""
-        ...
-
-    def transpose(self, m: Tensor) -> Tensor:
-        """View of M that maps the columns' gradient to the patches' gradient."""
-        ...
-
-    def gradient(self, grad: Tensor, patches: Tensor, blocks: int) -> Tensor:
-        """Gradient (N, b, *taps) of M in `blocks` blocks, given the columns' gradient.
-
-        Both arguments are contiguous (N, K, c) in the input's dtype; `patches` may be written.
-        """
-        ...
 
 
 class Eager:
@@ -328,3 +297,6 @@ def _kernel_tensor(matrix: Tensor, weight: Tensor) -> Tensor:
 def _accumulator_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of sums over many terms: float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+ENTRY = Entry("eager", lambda _x, _taps: None, lambda full: Eager(Full() if full else Diagonal()))

@@ -4,10 +4,9 @@ $$f = s\,(\|X\|^2 + \varepsilon)^{-1/2}, \quad h = \max(0,\ f\, W_1 * x), \quad
 r = W_2 * h + b_2, \quad M = I + g\, r, \quad y = W^\top M X + b$$
 
 It keeps x, h, r and f for backward, which computes M again. Forward and backward call the same
-functions as the parts, in the same order, so that results are the same bit for bit. On a GPU that
-runs the halo kernels, forward is two of them and backward five. Programs of `torch.compile` see
-two registered operators; without them the same functions run without torch's dispatcher, which
-would cost more than the small operations themselves.
+functions as the parts, in the same order, so that results are the same bit for bit. Programs of
+`torch.compile` see two registered operators; without them the same functions run without torch's
+dispatcher, which would cost more than the small operations themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +17,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import halo
+from neural_similarity.ops.backend import choose_implementation
 from neural_similarity.ops.operands import Gradients, Implementation, LayerTensors, Operands
 from neural_similarity.ops.pointwise import apply_gain, implementation
 from neural_similarity.ops.registration import register_operator
-from neural_similarity.ops.similarity import DIAGONAL, FULL, dynamic_conv
+from neural_similarity.ops.similarity import dynamic_conv
 from neural_similarity.ops.sphere import sphere_conv
 from neural_similarity.ops.tracing import runs_eagerly
-from neural_similarity.ops.trilinear import choose_way
 from neural_similarity.ops.window import (
     Window,
     autocast_dtype,
@@ -54,7 +52,7 @@ class LayerFrame(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What forward keeps for backward beside the parts: h, r and f, or the norms of patches."""
+    """What forward keeps for backward beside the parts: h, r and f."""
 
     hidden: Tensor
     raw: Tensor
@@ -62,33 +60,12 @@ class Kept(NamedTuple):
 
 
 def takes_layer(x: Tensor) -> bool:
-    """Whether `predicted_conv` may take x: outside tracers, modes and `torch.func`.
-
-    On the CPU it takes every layer, on a GPU those that `takes_parts`.
-    """
-    if x.is_cuda and halo.declines_halo(x, halo.WINDOW.taps, autocast_dtype(x)):
-        return False
-    if not x.is_cuda and (not x.is_cpu or autocast_dtype(x) not in _TYPES):
+    """Whether `predicted_conv` takes x: on a CPU, outside tracers, modes and `torch.func`."""
+    if not x.is_cpu or autocast_dtype(x) not in _TYPES:
         return False
     if runs_eagerly(x):  # A dispatch mode, such as a counter of FLOPs, is to see the parts.
         return torch._C._len_torch_dispatch_stack() == 0
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-
-
-def takes_parts(given: LayerTensors, frame: LayerFrame) -> bool:
-    """Whether `predicted_conv` takes checked parts on a GPU, whose x `takes_layer`."""
-    x, weight, _, first, last, _, gain = given
-    operands = Operands(x.to(autocast_dtype(x)), weight, x, frame.window, frame.groups)
-    others = (t.dtype for t in given[1:6] if t is not None)
-    cast = autocast_enabled(x) or all(dtype == x.dtype for dtype in others)
-    if not cast or gain.dtype not in (torch.float32, operands.x.dtype):
-        return False
-    return halo.declines_predictor(operands, first, last, frame.full) is None
-
-
-def by_kernels(x: Tensor) -> bool:
-    """Whether forward and backward are the halo kernels."""
-    return x.is_cuda
 
 
 def predicted_conv(given: LayerTensors, frame: LayerFrame) -> Tensor:
@@ -138,8 +115,6 @@ def _output(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y and what backward keeps."""
     x, weight, bias, first, last, last_bias, gain = given
-    if by_kernels(x):
-        return _layer_task(given, way).forward(frame.eps, frame.factor)
     pointwise = implementation(x, frame.window.taps)
     factors = pointwise.patch_factors(x, frame.window, frame.eps, frame.factor)
     inner = _convolution(x, first, None, frame.window)
@@ -164,9 +139,6 @@ def _gradients(
     """The gradients of the parts, those that `needs` asks for."""
     x, weight, *_, gain = given
     of_bias = grad.sum((0, *range(2, grad.dim()))) if needs[2] else None
-    if by_kernels(x):
-        found = _layer_task(given, way).backward(grad, kept, frame.factor, needs)
-        return list(found._replace(bias=of_bias))
     predicts = needs[0] or any(needs[3:])
     pointwise = implementation(x, frame.window.taps)
     m = _matrix(kept.raw, gain, frame, pointwise.apply_gain)
@@ -180,13 +152,6 @@ def _gradients(
     for term in found[0]:
         of_x += term
     return [of_x, of_weight, of_bias, *found[1:], of_gain]
-
-
-def _layer_task(given: LayerTensors, way: Way) -> Any:
-    """The layer's halo kernels, none of which run where only shapes are wanted."""
-    from neural_similarity.ops.halo.whole_layer import LayerTask, make_task
-
-    return LayerTask(given, 0) if way is _shapes else make_task(given)
 
 
 def _predictor_gradients(
@@ -327,8 +292,7 @@ def _backward_body(grad: Tensor, *arguments: Any, way: Way | None = None) -> tup
 
 
 _WAYS: dict[bool, Way] = {
-    False: partial(choose_way, DIAGONAL, "auto"),
-    True: partial(choose_way, FULL, "auto"),
+    full: partial(choose_implementation, "auto", full=full) for full in (False, True)
 }
 _forward_op = register_operator(
     "predicted_conv",

@@ -1,6 +1,6 @@
 """The operands of both dynamic operators and of a layer; the interface of implementations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -92,6 +92,18 @@ class Implementation(Protocol):
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         """Gradients, given that of y; an empty tensor for each that `needs` leaves out."""
         ...
+
+
+class Entry(NamedTuple):
+    """A backend: all that the library asks of it."""
+
+    name: str
+    declines: Callable[[Tensor, int], str | None]
+    """Why it cannot take an input and a number of taps, or None."""
+    way: Callable[[bool], Implementation]
+    """Its implementation for a diagonal (False) or a full M (True)."""
+    suits: Callable[[Operands], bool] = lambda _given: True
+    """Whether "auto" asks it for these operands: where it does, it is the fastest."""
 
 
 def channels_last(maps: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def similarity_conv2d(
         blocks: ("channels", b) or ("filters", b): each of b consecutive groups of the input's
             channels, or of the kernels, has an M of its own, and `similarity` an axis of that
             length before its taps. Blocks of filters cost as much mixing as b convolutions.
-        backend: "auto", "halo", "triton", "compiled", "eager" or "reference", see
+        backend: "auto", "triton", "compiled", "eager" or "reference", see
             `neural_similarity.ops.declines`.
 
     Returns:
@@ -307,56 +307,7 @@ def _plain_shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-class _Diagonal:
-    """`columns.Arithmetic` with m (n, b, K, *out): a bag is one tap."""
-
-    mirrors = True
-
-    def bags(self, patches: Tensor) -> Tensor:
-        return patches.unsqueeze(-1)
-
-    def weights(self, m: Tensor) -> Tensor:
-        return m.movedim((1, 2), (-1, -2)).unsqueeze(-1)
-
-    def transpose(self, m: Tensor) -> Tensor:
-        return m
-
-    def gradient(self, grad: Tensor, patches: Tensor, blocks: int) -> Tensor:
-        products = patches.mul_(grad).unflatten(-1, (blocks, -1))
-        return (products @ products.new_ones(products.shape[-1])).mT
-
-
-DIAGONAL = trilinear.implementations(_Diagonal(), full=False)
-diagonal_conv = trilinear.register_trilinear("diagonal_conv", DIAGONAL)
+diagonal_conv = trilinear.register_trilinear("diagonal_conv", full=False)
 """y_o(p) = Σ_t m_t(p) Σ_c W[o,c,t] X[c,t](p). Paper, §3.3."""
-
-
-class _Full:
-    """`columns.Arithmetic` with m (n, b, K, K, *out): [image, block, kernel tap, patch tap]."""
-
-    mirrors = False
-
-    def bags(self, patches: Tensor) -> Tensor:
-        return patches.unsqueeze(1).expand(-1, patches.shape[1], -1)
-
-    def weights(self, m: Tensor) -> Tensor:
-        return m.movedim((1, 2, 3), (-2, -3, -1))
-
-    def transpose(self, m: Tensor) -> Tensor:
-        return m.transpose(2, 3)
-
-    def gradient(self, grad: Tensor, patches: Tensor, blocks: int) -> Tensor:
-        products = torch.bmm(_by_block(grad, blocks), _by_block(patches, blocks).mT)
-        return products.unflatten(0, (-1, blocks))
-
-
-def _by_block(values: Tensor, blocks: int) -> Tensor:
-    """(N, K, c) as (N·b, K, c/b); a view where there is one block."""
-    if blocks == 1:
-        return values
-    return values.unflatten(2, (blocks, -1)).transpose(1, 2).flatten(0, 1)
-
-
-FULL = trilinear.implementations(_Full(), full=True)
-full_conv = trilinear.register_trilinear("full_conv", FULL)
+full_conv = trilinear.register_trilinear("full_conv", full=True)
 """y_o(p) = Σ_s Σ_c W[o,c,s] Σ_t M_st(p) X[c,t](p). Paper, Eq. 2 and §3.3."""

@@ -6,51 +6,40 @@ operators; a pair of autograd functions joins them, because `torch.func` refuses
 `register_autograd` on custom operators (https://github.com/pytorch/pytorch/issues/168393).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import columns, halo, native, registration, triton
-from neural_similarity.ops.backend import choose_backend
-from neural_similarity.ops.operands import Implementation, Operands
+from neural_similarity.ops import registration
+from neural_similarity.ops.backend import choose_implementation
+from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.registration import Operator, batch_first
 from neural_similarity.ops.window import Window
 
-Ways = Mapping[str, Implementation]
 _OPERANDS = (
     "Tensor x, Tensor weight, Tensor similarity, "
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str backend"
 )
 
 
-def implementations(arithmetic: columns.Arithmetic, *, full: bool) -> Ways:
-    """The implementations of one way to mix taps, by backend."""
-    return {
-        "halo": halo.Halo(),
-        "triton": triton.Triton(),
-        "compiled": native.Compiled(full=full),
-        "eager": columns.Eager(arithmetic),
-    }
-
-
-def register_trilinear(name: str, ways: Ways) -> Operator:
-    """The differentiable function of some implementations, made of two registered operators.
+def register_trilinear(name: str, *, full: bool) -> Operator:
+    """The differentiable function with a diagonal or a full M, made of two registered operators.
 
     It takes x (n, c, *size), weight (o, c/groups, *kernel), similarity (n, b, K, *out) or
     (n, b, K, K, *out) for b blocks of channels, stride, padding, dilation (tuples), groups
     and the backend, and returns (n, o, *out).
     """
-    return _differentiable_function(_register_forward(name, ways), _register_backward(name, ways))
+    return _differentiable_function(_register_forward(name, full), _register_backward(name, full))
 
 
-def _register_forward(name: str, ways: Ways) -> Operator:
+def _register_forward(name: str, full: bool) -> Operator:
     def forward(*arguments):
         *operands, backend = arguments
         given = _operands_of(*operands)
-        return choose_way(ways, backend, given).forward(given)
+        return choose_implementation(backend, given, full=full).forward(given)
 
     def fake(*arguments):
         return _operands_of(*arguments[:-1]).empty_output()
@@ -71,11 +60,11 @@ def _register_forward(name: str, ways: Ways) -> Operator:
     return operator
 
 
-def _register_backward(name: str, ways: Ways) -> Operator:
+def _register_backward(name: str, full: bool) -> Operator:
     def backward(*arguments):
         grad, *operands, backend, needs = arguments
         given = _operands_of(*operands)
-        return choose_way(ways, backend, given).backward(grad, given, needs)
+        return choose_implementation(backend, given, full=full).backward(grad, given, needs)
 
     def fake(*arguments):
         _, *operands, _, needs = arguments
@@ -159,20 +148,6 @@ def _operands_of(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Operan
     *steps, groups = geometry
     window = Window(tuple(weight.shape[2:]), *map(tuple, steps))
     return Operands(x, weight, m, window, groups)
-
-
-def choose_way(ways: Ways, backend: str, given: Operands) -> Implementation:
-    """The implementation that a backend stands for."""
-    if backend in ("auto", "halo"):
-        reason = halo.declines_operands(given)
-        if reason is None:
-            return ways["halo"]
-        if backend == "halo":
-            raise ValueError(f"the halo backend declines this input: {reason}")
-    together = given.groups > 1 and native.takes_together(given)
-    return ways[
-        choose_backend(backend, given.x, given.window.taps, given.groups, together=together)
-    ]
 
 
 def _vmapped_examples(

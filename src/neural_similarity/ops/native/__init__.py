@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.ops.native.compiling import load_library
-from neural_similarity.ops.operands import Gradients, Operands
+from neural_similarity.ops.operands import Entry, Gradients, Operands
 from neural_similarity.ops.tracing import runs_eagerly
 from neural_similarity.ops.window import Window
 
@@ -28,6 +28,8 @@ _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _TILE = 32
 _TOGETHER = (1, 2, 4, 8, 16)
 """Numbers of channels per group that are below a tile's, and divide a vector or fill some."""
+NARROW = 4
+"""Groups of fewer channels that are taken one by one are faster in the eager form."""
 _Count = ctypes.c_int64
 _Triple = _Count * 3
 
@@ -90,6 +92,12 @@ def takes_together(given: Operands) -> bool:
     several = given.groups > 1 or given.x.dtype == torch.float32
     square = filters == given.groups * each and each in _TOGETHER
     return several and square and given.m.shape[1] == 1
+
+
+def _suits(given: Operands) -> bool:
+    """Whether C is faster than the eager form."""
+    groups = given.groups
+    return groups == 1 or given.x.shape[1] // groups >= NARROW or takes_together(given)
 
 
 class _Frame(ctypes.Structure):
@@ -362,3 +370,6 @@ def _addresses(
         None if t is None else ctypes.c_void_p(t.data_ptr() + offset * t.element_size())
         for t, offset in zip(operands, cycle(offsets), strict=False)
     ]
+
+
+ENTRY = Entry("compiled", declines_native, lambda full: Compiled(full=full), _suits)

@@ -15,17 +15,14 @@ import stat
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from neural_similarity.files import hidden_folder, read_bytes, remove_leftovers, sync_path
 
-Code = TypeVar("Code")
-"""Code that is loaded; a string says why there is none."""
 log = logging.getLogger(__name__)
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
 _INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
@@ -34,8 +31,8 @@ _INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Replacements for some of the flags on other systems: Apple's clang has its own names."""
 _SUFFIX = ".dylib" if platform.system() == "Darwin" else ".so"
-_NAME, UNFINISHED = "operators", "operators"
-"""What names in the cache begin with, and the name of unfinished work there."""
+_NAME = "operators"
+"""What names in the cache begin with; the name of unfinished work there."""
 _COMPILERS = ("cc", "gcc")
 """Tried in this order, after CC's compiler; `cc` may be one without GCC's extensions."""
 _SECONDS = 600
@@ -88,38 +85,26 @@ def _build_library(compiler: Sequence[str]) -> ctypes.CDLL | str:
         (*compiler, platform.machine(), _processor_features(), *_compiler_flags())
     ).encode()
     key = hashlib.sha256(b"\0".join((*sources, machine))).hexdigest()[:20]
-    return load_cached(
-        f"{_NAME}-{key}", _SUFFIX, lambda file: ctypes.CDLL(str(file)),
-        partial(_compile_sources, compiler),
-    )  # fmt: skip
+    path = _cache_folder() / f"{_NAME}-{key}"
+    remove_leftovers(path.parent, _NAME)
+    library = _load_sealed(path)
+    if isinstance(library, str):
+        return _compile_sources(compiler, path) or _load_sealed(path)
+    return library
 
 
-def load_cached(
-    name: str, suffix: str, load: Callable[[Path], Code], build: Callable[[Path], str | None]
-) -> Code | str:
-    """What `load` makes of the cache's file `name`-DIGEST`suffix`, or why there is none.
+def _load_sealed(path: Path) -> ctypes.CDLL | str:
+    """The library in a file `path`-DIGEST, or why none loads; files that do not are removed.
 
-    Where no file loads, `build` makes one, given its path without the digest.
-    """
-    path = _cache_folder() / name
-    remove_leftovers(path.parent, UNFINISHED)
-    found = _load_sealed(path, suffix, load)
-    if isinstance(found, str):
-        return build(path) or _load_sealed(path, suffix, load)
-    return found
-
-
-def _load_sealed(path: Path, suffix: str, load: Callable[[Path], Code]) -> Code | str:
-    """The code in a file `path`-DIGEST, or why none loads; files that do not are removed.
-
-    The digest is checked, since truncated code, after a power cut say, would crash the process.
+    The digest is checked, since a truncated library, after a power cut say, would crash the
+    process.
     """
     problem = "it is missing"
-    own = re.compile(rf"{re.escape(path.name)}-[0-9a-f]{{64}}{re.escape(suffix)}")
+    own = re.compile(rf"{re.escape(path.name)}-[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
     for file in filter(lambda file: own.fullmatch(file.name), path.parent.iterdir()):
         try:
-            if _is_ours(file) and file == _seal_name(path, read_bytes(file), suffix):
-                return load(file)
+            if _is_ours(file) and file == _seal_name(path, read_bytes(file)):
+                return ctypes.CDLL(str(file))
             problem = f"{file} is damaged, or another user can write to it"
         except OSError as error:
             problem = str(error)
@@ -134,16 +119,16 @@ def _is_ours(file: Path) -> bool:
     return found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o22
 
 
-def _seal_name(path: Path, content: bytes, suffix: str) -> Path:
+def _seal_name(path: Path, content: bytes) -> Path:
     """The path of a library's file, with the digest of its content in its name."""
-    return path.with_name(f"{path.name}-{hashlib.sha256(content).hexdigest()}{suffix}")
+    return path.with_name(f"{path.name}-{hashlib.sha256(content).hexdigest()}{_SUFFIX}")
 
 
-def seal_file(built: Path, path: Path) -> None:
-    """Move compiled code, a file of this user alone, to the name that `load_cached` looks for."""
+def _seal_file(built: Path, path: Path) -> None:
+    """Move a library, a file of this user alone, to the name that `_load_sealed` looks for."""
     built.chmod(0o700)
     sync_path(built)
-    built.replace(_seal_name(path, read_bytes(built), built.suffix))
+    built.replace(_seal_name(path, read_bytes(built)))
     sync_path(path.parent)
 
 
@@ -160,15 +145,15 @@ def _compile_sources(compiler: Sequence[str], path: Path) -> str | None:
 
 def _call_compiler(compiler: Sequence[str], path: Path) -> str | None:
     openmp = sorted((Path(torch.__file__).parent / "lib").glob("lib[go]omp*"))
-    with hidden_folder(path.with_name(UNFINISHED)) as folder:
-        built = folder / f"operators{_SUFFIX}"
+    with hidden_folder(path.with_name(_NAME)) as folder:
+        built = folder / f"{_NAME}{_SUFFIX}"
         source = Path(__file__).parent / _SOURCES[0]
         error = _run_compiler(
             [*compiler, *_compiler_flags(), str(source), "-o", str(built), *map(str, openmp)]
         )
         if error is not None:
             return f"{shlex.join(compiler)} fails: {error}"
-        seal_file(built, path)
+        _seal_file(built, path)
     return None
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from neural_similarity.ops.operands import Gradients, Operands
+from neural_similarity.ops.operands import Entry, Gradients, Operands
 
 MOST_TAPS = 64
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -85,3 +85,6 @@ class Triton:
         from neural_similarity.ops.triton import launch
 
         return launch.backward(grad, given, needs)
+
+
+ENTRY = Entry("triton", declines_triton, lambda _full: Triton(), lambda given: given.x.is_cuda)
