@@ -51,12 +51,10 @@ class Found(NamedTuple):
         """The precisions of both sides, where they are not the same."""
         common = self.comparison.difference.common
         sides = [
-            " and ".join(
-                sorted({each.environment["precision"] for each in side if each.seed in common})
-            )
+            " and ".join(sorted({each.precision for each in side if each.seed in common}))
             for side in self.sides
         ]
-        return [] if sides[0] == sides[1] and " " not in sides[0] else [" beside ".join(sides)]
+        return [] if sides[0] == sides[1] and " and " not in sides[0] else [" beside ".join(sides)]
 
     @property
     def lost(self) -> str:

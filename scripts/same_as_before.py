@@ -4,7 +4,8 @@
 
 Both need their environment (`uv sync`). Tables are printed from this checkout's records, and their
 numbers are compared: words may change. Training is a short quick start and a short few-shot run on
-one thread, by the command of each checkout; losses and weights must be equal bit for bit. It prints
+one thread, by the command of each checkout; losses and weights must be equal bit for bit. Scores
+are not compared: they are in float32, and were in the precision of training until 0.3. It prints
 "equal", or what differs, losses by how much, and exits with 1.
 """
 

@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 from torch import distributed
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from neural_similarity import visualize
 from neural_similarity.lab import data, session
@@ -37,6 +38,18 @@ def _strict_torch():
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def passes():
+    """Of all layers that ran: whether in training mode, and whether under autocast."""
+    seen = set()
+
+    def note(module, _):
+        seen.add((module.training, torch.is_autocast_enabled("cpu")))
+
+    with register_module_forward_pre_hook(note):
+        yield seen
 
 
 @pytest.fixture

@@ -269,9 +269,11 @@ def _complete_run(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
     """Train `run` to its last step and write the summary, which ends it."""
     state = _train_steps(run, task, runtime)
     distributed.agree_on_buffers(state.model)
-    summary = task.finish_run(run, state, runtime) | _state_facts(state, runtime)
+    scoring = runtime.for_scores()
+    summary = task.finish_run(run, state, scoring) | _state_facts(state, runtime)
+    summary["score_precision"] = scoring.precision
     if run.best.is_dir():
-        summary["best_checkpoint"] = task.best_summary(run, state, runtime)
+        summary["best_checkpoint"] = task.best_summary(run, state, scoring)
     if distributed.is_first():
         with content_errors(run.metrics):
             curves = run.plots / "learning-curves.png"
@@ -282,7 +284,8 @@ def _complete_run(run: Run, task: Task[Any, Any], runtime: Runtime) -> None:
 
 def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> TrainingState:
     """Train to the last step and return the state; the memory of batches is freed on return."""
-    objective, validate = task.objective(run, runtime), task.validation(run, runtime)
+    objective = task.objective(run, runtime)
+    validate = task.validation(run, runtime.for_scores())
     with _written_by_one(run):
         state = initial_state(run, runtime)
         if list_checkpoints(run.checkpoints):

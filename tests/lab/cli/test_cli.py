@@ -20,7 +20,6 @@ from neural_similarity.lab import train as training
 from neural_similarity.lab.cli import runs
 from neural_similarity.lab.recipes import FAMILIES, RECIPES
 from neural_similarity.lab.session import load, train
-from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.nn import SIMILARITIES, Diagonal, Static
@@ -163,21 +162,21 @@ def test_evaluate_scores_the_test_set_again(static, capsys):
     assert "32 test images" in told
 
 
-def test_evaluate_computes_as_the_run_did(static, tmp_path, monkeypatch):
-    """Whichever precision is the faster one today."""
-    told, evaluate = [], training.evaluate_model
+@pytest.mark.parametrize(("words", "precision"), [((), "fp32"), (("--precision", "bf16"), "bf16")])
+def test_evaluate_scores_in_float32_or_as_it_is_told(
+    static, tmp_path, capsys, passes, *, words, precision
+):
+    """Whatever the precision of training, and says in which."""
     folder = shutil.copytree(static.path, tmp_path / "run")
-
-    def note(model, images, preprocess, runtime):
-        told.append(runtime.precision)
-        return evaluate(model, images, preprocess, runtime)
-
-    monkeypatch.setattr(classification, "evaluate_model", note)
-    for precision in ("bf16", "fp32"):
-        facts = json.loads((static.path / "environment.json").read_text())
-        (folder / "environment.json").write_text(json.dumps(facts | {"precision": precision}))
-        assert cli.main(["evaluate", str(folder), "--device", "cpu"]) == 0
-    assert told == ["bf16", "fp32"]
+    facts = json.loads((static.path / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(facts | {"precision": "bf16"}))
+    command = ["evaluate", str(folder), "--device", "cpu", *words]
+    assert cli.main(command) == 0
+    assert f"32 test images, in {precision}\n" in capsys.readouterr().out
+    assert passes == {(False, precision == "bf16")}
+    assert cli.main([*command, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert scores["score_precision"] == precision
 
 
 def test_predict_names_the_likeliest_classes(dynamic, tmp_path, capsys):

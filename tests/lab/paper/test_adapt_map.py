@@ -125,13 +125,15 @@ def tiny_map(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["full", "full-default", "norm", "nothing"])
-def test_a_run_of_the_map_is_that_of_nsim_train_adapt(tiny_map, way):
+def test_a_run_of_the_map_is_that_of_nsim_train_adapt(tiny_map, passes, way):
     rate = 0.0 if way == "full-default" else 0.05
     recipe = trial_recipe(MapRun(way, rate, "rotation-30", 3), 2)
     found = adapt_runs.run_in_memory(recipe, coloured_dataset(), tiny_map)
     run = session.train(recipe, out=tiny_map / "run", data_root=tiny_map, device="cpu")
     summary = read_json(run.summary)
     assert found["correct"] == summary["test_correct"]
+    assert found["score_precision"] == summary["score_precision"] == "fp32"
+    assert (False, True) not in passes
     assert found["trained"] == summary["trained"]
     assert found["lr"] == run.recipe.lr > 0
 

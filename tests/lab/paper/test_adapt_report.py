@@ -79,6 +79,22 @@ def test_leads_are_crossed_intervals_adjusted_for_the_baselines(results):
     assert "in 1 of them, and with its rate by curvature in 0." in page
     assert "| static full M | 7 | 0.01 |" in page
     assert "| as it is | 0 |  |" in page
+    assert "scores:" not in page
+
+
+def test_rows_that_were_scored_in_another_precision_are_marked(results):
+    """Older runs do not name it: they were scored in that of training."""
+    sheet = write_cell(results)
+    for key, run in sheet.runs.items():
+        if key.startswith("oft ") or (key.startswith("full ") and key.endswith("1")):
+            run["score_precision"] = "fp32"
+    sheet.write()
+    page = map_to_markdown(read_map(results)).splitlines()
+    told = {"diag-OFT": " (scores: fp32) |", "static full M |": " (scores: bf16 and fp32) |"}
+    for label, mark in told.items():
+        (row,) = (line for line in page if line.startswith(f"| {label}"))
+        assert mark in row
+    assert sum("scores:" in line for line in page) == 2
 
 
 def test_a_lead_by_chance_is_none(results):

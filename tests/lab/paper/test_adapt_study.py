@@ -144,11 +144,13 @@ def kept_networks(monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["full", "norm", "statistics"])
-def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeypatch, way):
+def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeypatch, passes, way):
     """The first batch has the answers of the pretrained network with the batch's statistics."""
     kept, begin = kept_networks(monkeypatch)
     trial = MapRun(way, 0.05, "rotation-30/iid/8", 1)
-    found = unpack_correct(run_stream(trial, tiny_map, False)["correct"])
+    facts = run_stream(trial, tiny_map, False)
+    found = unpack_correct(facts["correct"])
+    assert (facts["score_precision"], passes) == ("fp32", {(True, False)})
     (_, run, state), runtime = kept[0], adapt_runs.cpu_runtime()
     network = state.model
     fresh = begin(run.recipe, coloured_dataset(), tiny_map)[2].model
@@ -157,7 +159,7 @@ def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeyp
     assert all(("similarity" if way == "full" else "bn") in name for name in moved)
     test = coloured_dataset().test
     first = stream_positions(test.labels, "iid", 1)[:8]
-    with torch.no_grad(), runtime.autocast():
+    with torch.no_grad():
         logits = fresh.train()(runtime.place_images(run.preprocess(test.pixels[first])))
     assert torch.equal(found[:8], logits.argmax(1) == test.labels[first])
 

@@ -392,9 +392,10 @@ def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path)
         if content["config"]["seed"] == 1:
             content["checkpoint"]["step"] += 4
             content["environment"]["precision"] = "bf16"
+            content["summary"]["score_precision"] = "fp32"
         path.write_text(json.dumps(content))
     row = rows(few_shot_markdown(tmp_path))["fine-tuning"]
-    assert (row[7], row[10], row[11]) == ("2,000.0 k", "8", "bf16 and fp32")
+    assert (row[7], row[10], row[11]) == ("2,000.0 k", "8", "bf16 (scores: fp32) and fp32")
 
 
 @pytest.mark.long

@@ -307,8 +307,8 @@ def test_nothing_is_tried_of_what_does_not_fit(done, tmp_path, method, finished,
     assert set(folder.rglob("*")) == before
 
 
-def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch):
-    """Whichever precision is the faster one today; what is there in another one is not used."""
+def test_an_evaluation_does_not_go_on_in_another_precision(done, tmp_path, monkeypatch):
+    """It computes in float32, whatever the precision of training."""
     folder = shutil.copytree(done / "runs/mini-anil-1-seed4", tmp_path / "run")
     shutil.rmtree(folder / "evaluations")
     path = folder / "environment.json"
@@ -330,7 +330,7 @@ def test_an_evaluation_computes_as_the_training_did(done, tmp_path, monkeypatch)
         (folder / "evaluations" / name).write_text(json.dumps(content))
         with pytest.raises(KeyboardInterrupt):
             Evaluator(device="cpu")(run, split, tasks)
-    assert told == [("bf16", 2), ("bf16", 0)]
+    assert told == [("fp32", 0), ("fp32", 2)]
 
 
 def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):

@@ -100,6 +100,7 @@ def test_run_folder_is_complete(tmp_path, monkeypatch):
         *("test_accuracy", "test_error_percent", "test_loss", "steps", "seconds", "device"),
         *("test_balanced_accuracy", "test_class_accuracies"),
         *("images_per_second", "parameters", "precision", "command", "test_correct"),
+        "score_precision",
     }
 
 
@@ -203,6 +204,25 @@ def test_validation_keeps_the_best_and_is_held_out(tmp_path):
     assert first_best != 8
     assert summary["best_checkpoint"]["test_accuracy"] == scores.accuracy
     assert summary["best_checkpoint"]["test_loss"] == pytest.approx(scores.loss, rel=1e-5)
+
+
+def test_training_has_its_precision_and_every_score_is_in_float32(tmp_path, passes):
+    """What is scored is what is shipped: validation, the last, the best, and those of adapting."""
+    settings = {"validation": 16, "evaluate_every": 2, "precision": "bf16", "drops": (), "steps": 4}
+    start = train_tiny(tmp_path, similarity=None, **settings)
+    recipe = AdaptationRecipe(backbone=str(start.path), dataset="embedded", lr=0.0, **settings)
+    adapted = train(recipe, out=tmp_path / "adapted", device="cpu")
+    assert (True, True) in passes
+    assert (False, True) not in passes
+    for run in (start, adapted):
+        summary = json.loads(run.summary.read_text())
+        assert (summary["precision"], summary["score_precision"]) == ("bf16", "fp32")
+        for which, scores in (("last", summary), ("best", summary["best_checkpoint"])):
+            found = evaluate_model(
+                load(run, which), make_dataset().test, run.preprocess, choose_runtime("cpu", "fp32")
+            )
+            assert scores["test_correct"] == pack_correct(found.correct)
+            assert scores["test_loss"] == pytest.approx(found.loss, rel=1e-5)
 
 
 @pytest.mark.long

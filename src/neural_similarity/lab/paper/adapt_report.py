@@ -1,6 +1,6 @@
 """The map of adaptation as text and picture: M's lead over every baseline of every cell."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -93,6 +93,8 @@ class CellReport:
     trained: dict[str, int]
     correct: dict[str, Tensor]
     """Whether a way was right, boolean (draws, images), for the draws that all ways have."""
+    scored: dict[str, str]
+    """`scored_text` of every way."""
     leads: dict[str, Leads]
     """Of M with the rate that was chosen, and with its own by curvature."""
 
@@ -133,6 +135,7 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
         rates={trial.way: trial.rate for trial in cell_trials(change, rates)},
         trained={way: next(iter(own.values()))["trained"] for way, own in found.items()},
         correct=correct,
+        scored={way: scored_text(own.values()) for way, own in found.items()},
         leads=leads,
     )
 
@@ -147,6 +150,8 @@ class RateReport:
     by_curvature: float
     lowest: float
     """The worst draw of the rate by curvature."""
+    scored: str
+    """`scored_text` of the runs."""
 
     @property
     def lost(self) -> float:
@@ -166,7 +171,8 @@ def read_rates(results: Path, change: str, labels: int) -> RateReport | None:
         scores.setdefault(trial.rate, []).append(100 * found[str(trial)]["accuracy"])
     own = scores.pop(FIXED_RATES[OURS_UNTUNED])
     means = {rate: fmean(drawn) for rate, drawn in scores.items()}
-    return RateReport(change, labels, means, fmean(own), min(own))
+    scored = scored_text(found[str(trial)] for trial in trials)
+    return RateReport(change, labels, means, fmean(own), min(own), scored)
 
 
 def leads_over_baselines(correct: Mapping[str, Tensor], ours: str = OURS) -> Leads:
@@ -241,7 +247,7 @@ def _rates_to_markdown(rates: Sequence[RateReport]) -> str:
     head = ("cell", *(f"{rate:g}" for rate in RATES_OF_M), "by curvature", "its worst draw", "lost")
     rows = (
         (
-            f"{CHANGES[cell.change]}, {cell.labels} labels",
+            f"{CHANGES[cell.change]}, {cell.labels} labels{cell.scored}",
             *(f"{accuracy:.2f}" for accuracy in cell.accuracies.values()),
             *(f"{value:.2f}" for value in (cell.by_curvature, cell.lowest)),
             f"{cell.lost:.2f}".replace("-", MINUS),
@@ -257,12 +263,22 @@ def _way_cells(cell: CellReport, way: str) -> tuple[str, ...]:
     label = WAYS[way][0] if way in WAYS else UNDONE_LABEL
     rate = f"{cell.rates[way]:g}" if cell.trained[way] and cell.rates[way] else ""
     leads = (text for ours in OURS_BOTH for text in lead_cells(way, cell.leads[ours]))
-    return label, f"{cell.trained[way]:,}", rate, accuracy_text(cell.correct[way]), *leads
+    accuracy = accuracy_text(cell.correct[way]) + cell.scored[way]
+    return label, f"{cell.trained[way]:,}", rate, accuracy, *leads
 
 
 def accuracy_text(correct: Tensor) -> str:
     """Accuracy with its deviation over draws, in percent, of booleans (draws, images)."""
     return deviation_text(*mean_and_deviation((100 * correct.double().mean(1)).tolist()))
+
+
+def scored_text(runs: Iterable[Mapping[str, Any]]) -> str:
+    """The precisions of the scores of runs, where some were not scored in that of training.
+
+    Older runs do not name it: they were scored in bf16, as all of these trained.
+    """
+    found = sorted({run.get("score_precision", "bf16") for run in runs})
+    return "" if found == ["bf16"] else f" (scores: {' and '.join(found)})"
 
 
 def lead_cells(way: str, leads: Leads) -> tuple[str, str]:

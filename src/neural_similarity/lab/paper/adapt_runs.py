@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from neural_similarity.files import read_json, write_text
-from neural_similarity.lab.data import Dataset, load_dataset
+from neural_similarity.lab.data import Dataset, ImageSet, load_dataset
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.paper.adapt_map import (
     CHANGES,
@@ -40,7 +40,7 @@ from neural_similarity.lab.train.environment import checkout_commit, describe_en
 from neural_similarity.lab.train.files import hold_lock, record_layout
 from neural_similarity.lab.train.graph import plain_update
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
-from neural_similarity.lab.train.runtime import cpu_threads
+from neural_similarity.lab.train.runtime import SCORE_PRECISION, cpu_threads
 
 ReportLine = Callable[[str], None]
 RunTrial = Callable[..., dict[str, Any]]
@@ -209,8 +209,7 @@ def choose_statistics(cell: Sheet, change: str, labels: int, data: Path) -> Stat
 def _labelled_correct(recipe: AdaptationRecipe, data: Path) -> int:
     """How many of its labelled images a run classifies rightly."""
     task, run, state = train_in_memory(recipe, load_images(recipe.dataset, data, False), data)
-    scores = evaluate_model(state.model, task.dataset.train, run.preprocess, cpu_runtime())
-    return int(scores.correct.sum())
+    return int(score_in_memory(state.model, run, task.dataset.train).sum())
 
 
 def _run_trial(
@@ -221,7 +220,7 @@ def _run_trial(
 
 
 def cpu_runtime() -> Runtime:
-    """The CPU in bfloat16: a run takes two thirds of its time in float32."""
+    """The CPU, training in bfloat16: a run takes two thirds of its time in float32."""
     return choose_runtime("cpu", "bf16", True)
 
 
@@ -264,8 +263,13 @@ def run_in_memory(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[
     A run that diverges is scored as it is.
     """
     _, run, state = train_in_memory(recipe, whole, data)
-    correct = evaluate_model(state.model, whole.test, run.preprocess, cpu_runtime()).correct
+    correct = score_in_memory(state.model, run, whole.test)
     return run_facts(state.model, run, correct) | {"finite": bool(state.totals[0].isfinite())}
+
+
+def score_in_memory(network: nn.Module, run: Run, images: ImageSet) -> Tensor:
+    """Whether the network classifies each of the images correctly, as other runs are scored."""
+    return evaluate_model(network, images, run.preprocess, cpu_runtime().for_scores()).correct
 
 
 def run_facts(network: nn.Module, run: Run, correct: Tensor) -> dict[str, Any]:
@@ -273,6 +277,7 @@ def run_facts(network: nn.Module, run: Run, correct: Tensor) -> dict[str, Any]:
     return {
         "lr": run.recipe.lr,
         "accuracy": correct.sum().item() / len(correct),
+        "score_precision": SCORE_PRECISION,
         "trained": sum(p.numel() for p in network.parameters() if p.requires_grad),
         "commit": checkout_commit(),
         "data": run.digest,

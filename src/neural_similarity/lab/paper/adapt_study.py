@@ -14,6 +14,7 @@ from neural_similarity.lab.paper.adapt_report import (
     accuracy_text,
     lead_cells,
     leads_over_baselines,
+    scored_text,
 )
 from neural_similarity.lab.paper.adapt_runs import (
     ReportLine,
@@ -127,7 +128,7 @@ class Study:
             trained = runs[str(first)]["trained"]
             front = (label, self.labels[way], self.size[1](way, trained))
             rate = f"{first.rate:g}" if trained else ""
-            accuracy = accuracy_text(correct[way])
+            accuracy = accuracy_text(correct[way]) + scored_text(runs[str(t)] for t in by_way[way])
             rows.append((*front, rate, accuracy, *lead_cells(way, leads)))
         return rows
 

@@ -27,11 +27,11 @@ from neural_similarity.lab.paper.adapt_runs import (
     cpu_runtime,
     load_images,
     run_facts,
+    score_in_memory,
     start_in_memory,
 )
 from neural_similarity.lab.paper.adapt_study import Study, StudyCell
 from neural_similarity.lab.recipes.adaptation import WAYS
-from neural_similarity.lab.train import evaluate_model
 from neural_similarity.nn import Affine, Static
 
 STREAM_ORDERS = {"iid": "i.i.d.", "by-class": "by class"}
@@ -63,7 +63,8 @@ def run_stream(trial: MapRun, data: Path, held_out: bool) -> dict[str, Any]:
     change, order, size = trial.change.split("/")
     recipe = trial_recipe(trial._replace(change=change), labels=10)
     whole = load_images(recipe.dataset, data, held_out)
-    (_, run, state), runtime = start_in_memory(recipe, whole, data), cpu_runtime()
+    _, run, state = start_in_memory(recipe, whole, data)
+    runtime = cpu_runtime().for_scores()  # The pass that gives the gradient is scored.
     network = state.model.train()
     test, trained = cast(Images, whole.test), [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(trained, trial.rate) if trained else None
@@ -125,8 +126,7 @@ def score_known(trial: MapRun, data: Path, held_out: bool = False) -> dict[str, 
     for parameter in state.model.parameters():
         if parameter.requires_grad:
             parameter.fill_(KNOWN[trial.change][1]).requires_grad_(False)
-    scores = evaluate_model(state.model, whole.test, run.preprocess, cpu_runtime())
-    return run_facts(state.model, run, scores.correct)
+    return run_facts(state.model, run, score_in_memory(state.model, run, whole.test))
 
 
 KNOWN_CHANGES = Study(

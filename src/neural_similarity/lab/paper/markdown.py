@@ -258,7 +258,7 @@ def _panel_notes(report: PanelReport) -> str:
     if not report.all_records:
         return ""
     images = len(report.all_records[0].correct)
-    machines = sorted({_machine_text(record.environment) for record in report.all_records})
+    machines = sorted({_machine_text(record) for record in report.all_records})
     commits = sorted({_code_commits(record) for record in report.all_records})
     return (
         f"{BETTER[report.panel.metric].capitalize()}. ± is the sample standard deviation over n "
@@ -323,11 +323,11 @@ def _choice_warning(report: PanelReport) -> str:
 
 
 def _other_precisions(report: PanelReport) -> str:
-    """The runs in another precision than most of the panel."""
+    """The runs that were trained or scored in another precision than most of the panel."""
     groups: dict[str, list[str]] = {}
     for record in report.all_records:
         run = f"`{record.name}` seed {record.seed}"
-        groups.setdefault(record.environment["precision"], []).append(run)
+        groups.setdefault(record.precision, []).append(run)
     usual = max(groups, key=lambda precision: len(groups[precision]))
     return "".join(
         f" In {precision} and not {usual}: {', '.join(runs)}."
@@ -345,12 +345,13 @@ def _other_classes(report: PanelReport) -> str:
     return f" On {', '.join(others)} classes, not on ImageNet's 1,000." if others else ""
 
 
-def _machine_text(environment: dict) -> str:
+def _machine_text(record: Record) -> str:
+    environment = record.environment
     device = environment["device"]
     place = environment["cpu"] if device == "cpu" else device
     threads = environment["threads"]
     where = f"{place}, {threads} thread{'s' if threads > 1 else ''}"
-    return f"{where}, {environment['precision']}, torch {environment['torch']}"
+    return f"{where}, {record.precision}, torch {environment['torch']}"
 
 
 def _code_commits(record: Record) -> str:

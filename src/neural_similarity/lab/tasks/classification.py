@@ -47,7 +47,7 @@ from neural_similarity.lab.train.progress import format_clock, print_notice
 from neural_similarity.lab.train.record import Outcome
 from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
 from neural_similarity.lab.train.statistics import Interval, by_image
-from neural_similarity.lab.train.task import Task
+from neural_similarity.lab.train.task import Scoring, Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 SEED = re.compile(r"-?[0-9]+")
@@ -81,7 +81,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageScoring:
+class ImageScoring(Scoring):
     """Options of `nsim evaluate`."""
 
     checkpoint: Literal["last", "best"] = "last"
@@ -94,7 +94,7 @@ class ClassificationTask(Task[Run, Recipe]):
 
     RUN: ClassVar[type[Run]] = Run
     HELP: ClassVar[str] = HELP
-    SCORING: ClassVar[type[Any]] = ImageScoring
+    SCORING: ClassVar[type[Scoring]] = ImageScoring
     SCORING_HELP: ClassVar[str] = SCORING_HELP
 
     recipe: Recipe
@@ -201,7 +201,7 @@ class ClassificationTask(Task[Run, Recipe]):
         }
 
     def evaluate(self, run: Run, scoring: ImageScoring, device: str) -> tuple[dict[str, Any], str]:
-        runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
+        runtime = choose_runtime(device, scoring.precision, run.recipe.channels_last)
         model = load_network(run, scoring.checkpoint)
         distributed.join_processes(runtime.device)
         with deaths_named():
@@ -209,10 +209,12 @@ class ClassificationTask(Task[Run, Recipe]):
         checkpoint = checkpoint_facts(run, scoring.checkpoint) | {"recipe": run.name}
         facts = self._score_facts(scores)
         text = (
-            f"{score_text(scores)} on {len(self.dataset.test):,} test images\n"
+            f"{score_text(scores)} on {len(self.dataset.test):,} test images, in "
+            f"{scoring.precision}\n"
             f"balanced accuracy {100 * facts['test_balanced_accuracy']:.2f} %, by class "
             f"{class_text(facts[BY_CLASS])}"
         )
+        facts["score_precision"] = scoring.precision
         return {"checkpoint": checkpoint, "scores": facts}, text
 
     @staticmethod

@@ -63,6 +63,16 @@ class Record(Outcome):
     def seed(self) -> int:
         return self.recipe.seed
 
+    @property
+    def precision(self) -> str:
+        """The precision of training, and that of the scores if it is another one.
+
+        Older records do not name that of the scores: it was the one of training.
+        """
+        trained = self.environment["precision"]
+        scored = self.summary.get("score_precision", trained)
+        return trained if scored == trained else f"{trained} (scores: {scored})"
+
 
 def has_failed(losses: Sequence[float], accuracy: float, classes: int) -> bool:
     """Whether a training diverged or left the network near chance.

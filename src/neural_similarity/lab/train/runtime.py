@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -18,6 +18,8 @@ from neural_similarity.lab.train import distributed
 Precision = Literal["bf16", "fp32"]
 PrecisionChoice = Literal["auto", "bf16", "fp32"]
 """A precision, or "auto": the faster one of the machine."""
+SCORE_PRECISION: Precision = "fp32"
+"""The precision of scores, whatever that of training: exported networks compute in it."""
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Device types; cuda:1 names one of several devices."""
 WORTH = 0.8
@@ -29,7 +31,7 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True)
 class Runtime:
-    """Device, precision and memory layout, chosen once and the same in training and scoring."""
+    """Device, precision and memory layout of a training or a scoring."""
 
     device: torch.device
     precision: Precision
@@ -66,6 +68,10 @@ class Runtime:
             enabled=self.precision == "bf16",
             cache_enabled=cache and self.device.type != "cuda",
         )
+
+    def for_scores(self) -> "Runtime":
+        """The runtime of scores on the same device."""
+        return replace(self, precision=SCORE_PRECISION)
 
     def synchronize(self) -> None:
         """Wait until the device has done its work, so that times mean something."""

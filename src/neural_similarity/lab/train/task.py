@@ -16,7 +16,7 @@ from neural_similarity.lab.train.objective import Objective
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.record import Outcome, Record
 from neural_similarity.lab.train.run import SUMMARY, Run
-from neural_similarity.lab.train.runtime import Runtime
+from neural_similarity.lab.train.runtime import SCORE_PRECISION, Precision, Runtime
 from neural_similarity.lab.train.statistics import Interval
 
 AnyRun = TypeVar("AnyRun", bound=Run, contravariant=True)
@@ -37,6 +37,14 @@ class Trial:
     """Whether the run is retrained with validation data added."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Options of `nsim evaluate` that all runs have."""
+
+    precision: Precision = SCORE_PRECISION
+    """fp32, in which the scores of runs are computed, or bf16 autocast."""
+
+
 class Task(Protocol[AnyRun, AnyRecipe]):
     """A recipe with its data, from which the session trains and scores a network.
 
@@ -49,7 +57,7 @@ class Task(Protocol[AnyRun, AnyRecipe]):
     """Help of `nsim train` with such a recipe."""
     NAMES_CLASSES: ClassVar[bool] = True
     """Whether the network classifies images, as `nsim predict` requires."""
-    SCORING: ClassVar[type[Any]]
+    SCORING: ClassVar[type[Scoring]]
     """Dataclass of the options of `nsim evaluate` that such runs have."""
     SCORING_HELP: ClassVar[str]
     """Help of `nsim evaluate`."""
@@ -126,7 +134,10 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     def validation(self, run: AnyRun, runtime: Runtime) -> Validate | None:
-        """The validation that chooses the best checkpoint, if the recipe holds data out."""
+        """The validation that chooses the best checkpoint, if the recipe holds data out.
+
+        `runtime`, here and below, has the precision of scores.
+        """
         ...
 
     def finish_run(self, run: AnyRun, state: TrainingState, runtime: Runtime) -> dict[str, Any]:

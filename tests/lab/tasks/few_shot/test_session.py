@@ -82,6 +82,22 @@ def test_the_best_step_on_validation_classes_is_kept(tmp_path):
     assert mean == best["validation_accuracy"]
 
 
+@pytest.mark.parametrize("method", ["proto", "maml", "fine-tuning"])
+def test_training_has_its_precision_and_every_score_is_in_float32(tmp_path, passes, method):
+    kind = BY_TASKS if METHODS[method].episodic else BY_NAMES
+    run = train(tmp_path, replace(kind, method=method, precision="bf16"))
+    command = ["evaluate", str(run.path), "--tasks", "3", "--device", "cpu"]
+    assert cli.main(command) == 0
+    assert (True, True) in passes
+    assert (False, True) not in passes
+    assert json.loads(run.summary.read_text())["score_precision"] == "fp32"
+    (path,) = (run.path / "evaluations").glob("*.json")
+    assert read_evaluation(path).summary["score_precision"] == "fp32"
+    assert cli.main([*command, "--precision", "bf16"]) == 0
+    assert (False, True) in passes
+    assert read_evaluation(path).summary["score_precision"] == "bf16"
+
+
 def test_lines_of_training_by_tasks_have_no_accuracy(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "draw_learning_curves", DRAW_CURVES)
     run = train(tmp_path, replace(BY_TASKS, select_on="none"))

@@ -34,7 +34,7 @@ from neural_similarity.lab.train.run import (
     require_finished,
     usual_checkpoint,
 )
-from neural_similarity.lab.train.runtime import cpu_threads
+from neural_similarity.lab.train.runtime import SCORE_PRECISION, Precision, cpu_threads
 from neural_similarity.lab.train.statistics import by_task
 from neural_similarity.models import parameters
 
@@ -58,7 +58,8 @@ class Evaluation:
     checkpoint: dict[str, Any]
     """Whether it is "last" or "best", its step, and SHA-256 of its weights (not in older files)."""
     summary: dict[str, Any]
-    """Accuracy, half-width of its interval (as `reach`), parameters, seconds."""
+    """Accuracy, half-width of its interval (as `reach`), parameters, seconds, and, but for older
+    files, the precision of the scores."""
     correct: Tensor
     """Correct queries of each task; int64 (tasks,)."""
 
@@ -115,6 +116,7 @@ class Evaluator:
     statistics: Statistics | None = None
     """The statistics that normalise queries; None is the method's own."""
     device: str = "auto"
+    precision: Precision = SCORE_PRECISION
 
     def __call__(
         self, run: FewShotRun, split: ClassSplit, tasks: TaskList
@@ -133,7 +135,7 @@ class Evaluator:
         _require_suited(run, tasks)
         images = split.images_of_part(tasks.part)
         tasks.check_data(run.digest, tasks.part, images)
-        runtime = choose_runtime(self.device, run.precision, run.recipe.channels_last)
+        runtime = choose_runtime(self.device, self.precision, run.recipe.channels_last)
         distributed.join_processes(runtime.device)
         with deaths_named(), cpu_threads(run.recipe.threads):
             return self._evaluate_run(run, images, tasks, runtime)
@@ -158,7 +160,8 @@ class Evaluator:
             correct = evaluate_method(
                 method, images, tasks, preprocess=run.preprocess, runtime=runtime, course=course
             )
-        evaluation = _make_evaluation(run, (name, method), tasks, correct, partial.spent_seconds)
+        facts = {"seconds": partial.spent_seconds, "score_precision": runtime.precision}
+        evaluation = _make_evaluation(run, (name, method), tasks, correct, facts)
         if distributed.is_first():
             write_evaluation(file, evaluation)
             partial.remove_file()
@@ -204,7 +207,11 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def _make_evaluation(
-    run: FewShotRun, named: tuple[str, Method], tasks: TaskList, correct: Tensor, seconds: float
+    run: FewShotRun,
+    named: tuple[str, Method],
+    tasks: TaskList,
+    correct: Tensor,
+    facts: dict[str, Any],
 ) -> Evaluation:
     name, method = named
     right = by_task(correct.double() / len(tasks.sizes.query_labels))
@@ -218,7 +225,7 @@ def _make_evaluation(
             "accuracy": right.mean,
             "reach": right.half_width,
             "parameters": parameters(method),
-            "seconds": seconds,
+            **facts,
         },
         correct=correct,
     )

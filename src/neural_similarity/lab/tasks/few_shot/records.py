@@ -164,16 +164,12 @@ def _seeds_text(records: Sequence[Record]) -> str:
     return text + (f"; local changes: {changed}" if changed else "")
 
 
-def _precisions(records: Sequence[Record]) -> list[str]:
-    return sorted({record.environment["precision"] for record in records})
-
-
 RECORD_COLUMNS: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "parameters": lambda records: f"{records[0].summary['parameters'] / 1e3:,.1f} k",
     "trained on": lambda records: _classes(records[0]),
     "budget": _budget_text,
     "step": lambda records: f"{fmean(_evaluation(r).checkpoint['step'] for r in records):,.0f}",
-    "precision": lambda records: " and ".join(_precisions(records)),
+    "precision": lambda records: " and ".join(sorted({r.precision for r in records})),
     "batch norm": lambda records: _evaluation(records[0]).statistics,
     "tasks": lambda records: f"{len(records[0].correct):,}",
     "seeds": _seeds_text,

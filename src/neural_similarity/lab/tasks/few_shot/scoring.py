@@ -1,4 +1,4 @@
-"""TaskScoring a few-shot run on tasks, by the options of `nsim evaluate`."""
+"""Scoring a few-shot run on tasks, by the options of `nsim evaluate`."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
     write_tasks,
 )
 from neural_similarity.lab.train.progress import format_clock
+from neural_similarity.lab.train.task import Scoring
 
 WAYS, QUERIES = 5, 15
 """Defaults of a task, where the data have that many."""
@@ -34,7 +35,7 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskScoring:
+class TaskScoring(Scoring):
     """Options of `nsim evaluate`."""
 
     method: str | None = None
@@ -73,7 +74,12 @@ def score_run(
 ) -> tuple[dict[str, Any], str]:
     """Evaluate a run, resuming an interrupted evaluation: facts for JSON, and a text."""
     tasks = task_list(scoring, run.recipe, split)
-    evaluator = Evaluator(method=scoring.method, statistics=scoring.batch_norm, device=device)
+    evaluator = Evaluator(
+        method=scoring.method,
+        statistics=scoring.batch_norm,
+        device=device,
+        precision=scoring.precision,
+    )
     evaluation, path = evaluator(run, split, tasks)
     text = f"{_evaluation_text(evaluation, run)}\naccuracies of all tasks in {path}"
     return {"file": str(path)} | evaluation.to_json(), text
@@ -118,5 +124,6 @@ def _evaluation_text(evaluation: Evaluation, run: FewShotRun) -> str:
         f"{evaluation.tasks['count']:,} tasks of {evaluation.tasks['part']} classes\n"
         f"trained on {run.recipe.train_on}, step {evaluation.checkpoint['step']:,} "
         f"({evaluation.checkpoint['which']}), batch norm by {evaluation.statistics} statistics, "
-        f"{summary['parameters']:,} parameters, {format_clock(summary['seconds'])}"
+        f"{summary['parameters']:,} parameters, {format_clock(summary['seconds'])}, in "
+        f"{summary['score_precision']}"
     )

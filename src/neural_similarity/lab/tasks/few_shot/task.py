@@ -30,7 +30,7 @@ from neural_similarity.lab.train.progress import count_bar, format_clock
 from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.run import read_facts, require_finished, start_facts
 from neural_similarity.lab.train.statistics import by_task
-from neural_similarity.lab.train.task import Task
+from neural_similarity.lab.train.task import Scoring, Task
 
 SELECTION_SEED = 1
 """Seed of the validation tasks; test tasks have 0 by default."""
@@ -51,7 +51,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
     RUN: ClassVar[type[Run]] = FewShotRun
     HELP: ClassVar[str] = HELP
     NAMES_CLASSES: ClassVar[bool] = False
-    SCORING: ClassVar[type[Any]] = TaskScoring
+    SCORING: ClassVar[type[Scoring]] = TaskScoring
     SCORING_HELP: ClassVar[str] = SCORING_HELP
     RECORDS: ClassVar[str] = "fewshot"
     COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = records.RECORD_COLUMNS
