@@ -341,17 +341,34 @@ def initial_state(run: Run, runtime: Runtime) -> TrainingState:
     )
     if recipe.sync_norms:
         model = distributed.with_sync_norms(model)
-    groups = parameter_groups(
-        model,
-        weight_decay=recipe.weight_decay,
-        similarity_decay=recipe.similarity_decay,
-        sphere_decay=recipe.sphere_decay,
-    )
-    optimizer = make_optimizer(recipe, groups)
+    optimizer = make_optimizer(recipe, decay_groups(recipe, model))
     if distributed.process_rank():  # Else its dropout masks would equal the first's.
         torch.manual_seed(recipe.seed + distributed.process_rank())
     totals = torch.zeros(3, dtype=runtime.sum_dtype, device=runtime.device)
     return TrainingState(model, optimizer, totals)
+
+
+def decay_groups(recipe: TrainingRecipe, model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters that train, in groups by their decay."""
+    kernels_alone = recipe.decayed == "kernels"
+    groups = parameter_groups(
+        model,
+        weight_decay=recipe.weight_decay,
+        similarity_decay=recipe.similarity_decay,
+        predictor_decay=0.0 if kernels_alone else None,
+        sphere_decay=recipe.sphere_decay,
+    )
+    if not kernels_alone:
+        return groups
+    return [
+        group | {"params": chosen, "weight_decay": decay}
+        for group in groups
+        for chosen, decay in (
+            ([p for p in group["params"] if p.ndim > 1], group["weight_decay"]),
+            ([p for p in group["params"] if p.ndim <= 1], 0.0),
+        )
+        if chosen
+    ]
 
 
 def make_optimizer(recipe: TrainingRecipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -359,7 +376,8 @@ def make_optimizer(recipe: TrainingRecipe, groups: list[dict[str, Any]]) -> torc
     groups = groups or [{"params": []}]
     if recipe.optimizer == "adam":
         return torch.optim.Adam(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
+    options = {"lr": recipe.lr, "momentum": recipe.momentum, "nesterov": recipe.nesterov}
+    return torch.optim.SGD(groups, **options)
 
 
 def _note_resumption(run: Run, step: int, runtime: Runtime) -> None:

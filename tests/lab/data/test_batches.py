@@ -31,14 +31,14 @@ def sliced(image, augment, top, left, flip):
     """The oracle: mirror, pad and cut one image (c, h, w)."""
     image = image.numpy()[:, :, ::-1] if flip else image.numpy()
     around = ((0, 0), (augment.crop, augment.crop), (augment.crop, augment.crop))
-    mode = {"zero": "constant", "symmetric": "symmetric"}[augment.padding]
+    mode = "constant" if augment.padding == "zero" else augment.padding
     padded = np.pad(image, around, mode=mode)
     return torch.from_numpy(padded[:, top : top + HEIGHT, left : left + WIDTH].copy())
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("flip", [False, True])
-@pytest.mark.parametrize("padding", ["zero", "symmetric"])
+@pytest.mark.parametrize("padding", ["zero", "symmetric", "reflect"])
 @pytest.mark.parametrize("crop", [0, 2, 4])
 def test_every_window_is_a_slice(crop, padding, flip, channels):
     augment, whole = Augment(crop, flip, padding), images(channels)
@@ -64,6 +64,22 @@ def test_batches_draw_every_crop_and_flip(padding):
             counts[int(y), place] += 1
     # 20 expected each; a count below 4 or above 40 has a probability under 1e-4 for all together.
     assert 4 <= min(counts.values()) <= max(counts.values()) <= 40
+
+
+def test_alternating_flips_show_every_image_mirrored_in_every_other_epoch():
+    whole = images()
+    stream = batches(whole, COUNT, augment=Augment(crop=0, flips="alternate"))
+    epochs = []
+    for step in range(6):
+        x, y = stream.at(step)
+        sides = {
+            (int(i), torch.equal(v.byte(), whole.pixels[i].flip(-1)))
+            for v, i in zip(x, y, strict=True)
+        }
+        epochs.append(sides)
+    assert epochs[0] == epochs[2] == epochs[4]
+    assert epochs[1] == epochs[3] == epochs[5] == {(image, not side) for image, side in epochs[0]}
+    assert {side for _, side in epochs[0]} == {False, True}
 
 
 @pytest.mark.parametrize("augment", [None, Augment(crop=0, flip=False)])
@@ -137,7 +153,8 @@ def test_a_gpu_makes_the_same_batches(padding):
     ("make", "message"),
     [
         (lambda: Augment(crop=-4), "`crop` must be an integer of at least 0, got -4"),
-        (lambda: Augment(padding="reflect"), "`padding` must be \"zero\" or .*, got 'reflect'"),
+        (lambda: Augment(padding="edge"), "`padding` must be one of zero, .*, got 'edge'"),
+        (lambda: Augment(flips="never"), "`flips` must be one of random, .*, got 'never'"),
         (lambda: batches(augment=Augment(crop=5)), "`crop` must be smaller than .* 5x7 .*, got 5"),
         (lambda: batches(augment=Augment(crop=100)), "`crop` must be smaller than .*, got 100"),
         (lambda: batches().at(-1), "`step` must not be negative, got -1"),

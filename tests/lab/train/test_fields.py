@@ -33,14 +33,17 @@ WEIGHTS = {
     "drop_factor": 0.5,
     "optimizer": "adam",
     "momentum": 0.5,
+    "nesterov": True,
     "batch_size": 4,
     "weight_decay": 0.1,
+    "decayed": "kernels",
     "label_smoothing": 0.2,
     "probability_floor": 0.1,
     "norm_momentum": 0.5,
     "norm_eps": 0.1,
     "crop": 2,
     "flip": False,
+    "flips": "alternate",
     "padding": "symmetric",
     "precision": "bf16",
     "seed": 1,
@@ -50,7 +53,7 @@ WEIGHTS = {
 # Fields with a test of their own below.
 ELSEWHERE = {
     *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
-    *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every"),
+    *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every", "schedule"),
     *("penalty", "penalty_measure", "orthogonality", "workers", "track", "sync_norms"),
 }
 
@@ -88,6 +91,29 @@ def test_optimizer_has_the_recipes_numbers(tmp_path):
     assert {group["momentum"] for group in optimizer.param_groups} == {0.3}
     assert {group["lr"] for group in optimizer.param_groups} == {0.4}
     assert not any(group["nesterov"] for group in optimizer.param_groups)
+
+
+def test_decay_of_kernels_alone_and_nesterovs_momentum(tmp_path):
+    """Kernels and the classifier decay; gains, biases, normalisation and predictors do not."""
+    dynamic = Dynamic(Diagonal(), predictor=SphereNet(batch_norm=True))
+    recipe = replace(TINY, similarity=dynamic, decayed="kernels", nesterov=True, weight_decay=0.02)
+    run = train(recipe, out=tmp_path / "run", device="cpu")
+    state = session.initial_state(run, choose_runtime("cpu"))
+    decay = {
+        p: group["weight_decay"] for group in state.optimizer.param_groups for p in group["params"]
+    }
+    for name, parameter in state.model.named_parameters():
+        kernel = name.endswith("weight") and parameter.ndim > 1 and "similarity" not in name
+        assert decay[parameter] == (0.02 if kernel else 0.0), name
+    assert all(group["nesterov"] for group in state.optimizer.param_groups)
+
+
+def test_one_cycle_reaches_the_optimizer(tmp_path):
+    recipe = replace(TINY, schedule="one-cycle", drops=(), steps=10, log_every=1, lr=0.1)
+    rates = [
+        line["lr"] for line in read_lines(train(recipe, out=tmp_path / "run", device="cpu").metrics)
+    ]
+    assert rates == pytest.approx([0.05, 0.1, *(0.1 * left / 8 for left in range(8, 0, -1))])
 
 
 def test_adam_is_adam(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from neural_similarity.lab.train.schedule import learning_rate, scaled_steps
+from neural_similarity.lab.train.schedule import learning_rate, one_cycle, scaled_steps
 from neural_similarity.lab.train.statistics import (
     Interval,
     benjamini_hochberg,
@@ -27,6 +27,19 @@ PAPER = (34_000, 54_000)
 )
 def test_rate_drops_at_the_papers_steps(step, rate):
     assert learning_rate(step, 0.1, PAPER, 0.1) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 7, 100, 6240])
+def test_one_cycle_rises_for_a_fifth_and_falls_to_the_last_step(steps):
+    rates = [one_cycle(step, 0.2, steps) for step in range(steps)]
+    top = rates.index(max(rates))
+    assert top == max(1, steps // 5) - 1
+    assert rates == sorted(rates[: top + 1]) + sorted(rates[top + 1 :], reverse=True)
+    assert max(rates) == 0.2
+    assert min(rates) > 0
+    if steps > 10:  # Equal steps up, equal steps down, one more of them to zero.
+        assert np.ptp(np.diff([0.0, *rates[: top + 1]])) < 1e-12
+        assert np.ptp(np.diff([*rates[top + 1 :], 0.0])) < 1e-12
 
 
 def test_rate_is_constant_without_drops():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from neural_similarity.files import write_text
@@ -18,12 +19,18 @@ from neural_similarity.lab.paper.adapt_report import (
 )
 from neural_similarity.lab.paper.adapt_runs import ReportLine, run_map
 from neural_similarity.lab.paper.adapt_unlabelled import KNOWN_CHANGES, STREAM
+from neural_similarity.lab.paper.end_search import END_SEARCH, run_search
+from neural_similarity.lab.recipes.end import ARMS
 from neural_similarity.lab.train.progress import print_notice
 
 OTHER_STUDIES = (CONTINUAL, STREAM, KNOWN_CHANGES)
 STUDIES: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
     MAP_FOLDER: ("Where M wins: a map of adaptation", run_map),
     **{study.name: (study.title, study.run) for study in OTHER_STUDIES},
+    **{
+        f"{END_SEARCH}-{arm}": (f"Learning rate and decay of {arm}", partial(run_search, arm))
+        for arm in ARMS
+    },
 }
 """Titles, and what runs, by the name of the table and of the folder of records."""
 

@@ -103,7 +103,9 @@ class Batches:
         self._order, self._place = EpochOrder(len(images), batch_size, seed, labels), place
         preprocess.check_pixels(images.pixels)
         self._seed = seed
-        self._windows = Windows(images.pixels, augment or NOTHING, place.device)
+        augment = augment or NOTHING
+        self._sides = _first_sides(len(images), augment, seed)
+        self._windows = Windows(images.pixels, augment, place.device)
         self._labels = images.labels.to(place.device)
         self._scale, self._shift = preprocess.scale_and_shift(place.device)
         own = len(range(batch_size)[place.share])
@@ -116,8 +118,10 @@ class Batches:
 
     def load(self, step: int) -> None:
         """Choose the batch of one step: what the host draws goes to where `loaded` reads."""
-        _, chosen = self._order.indices_at(step)
-        corners = self._windows.draw_corners(chosen, seeded_generator("crops", self._seed, step))
+        epoch, chosen = self._order.indices_at(step)
+        flip = None if self._sides is None else (self._sides[chosen] + epoch) % 2
+        random = seeded_generator("crops", self._seed, step)
+        corners = self._windows.draw_corners(chosen, random, flip)
         # One transfer for both: each costs more than its few hundred bytes, and the host would wait
         # for the last step. From memory that is not pinned, CUDA returns when it has read it.
         drawn = torch.stack([chosen, corners])[:, self._place.share]
@@ -129,6 +133,13 @@ class Batches:
         pixels = self._windows.take_windows(corners)
         pixels = pixels.contiguous(memory_format=self._place.memory_format)
         return standardise_pixels(pixels, self._scale, self._shift), self._labels[chosen]
+
+
+def _first_sides(count: int, augment: Augment, seed: int) -> Tensor | None:
+    """Which images are mirrored (1) in even epochs and not in odd ones, where they alternate."""
+    if not augment.flip or augment.flips == "random":
+        return None
+    return torch.randint(2, (count,), generator=seeded_generator("sides", seed))
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,19 +30,22 @@ class Augment:
     Args:
         crop: pixels that are added on every side before a crop of the old size; 0 is off.
         flip: mirror half of the images, left to right.
-        padding: what is added: zeros, or the image mirrored at its border (edge included).
+        padding: what is added: zeros, or the image mirrored at its border, edge included
+            (symmetric) or not (reflect).
+        flips: at random in every epoch, or in every other epoch.
     """
 
     crop: int = 4
     flip: bool = True
-    padding: Literal["zero", "symmetric"] = "zero"
+    padding: Literal["zero", "symmetric", "reflect"] = "zero"
+    flips: Literal["random", "alternate"] = "random"
 
     def __post_init__(self) -> None:
         if not isinstance(self.crop, int) or self.crop < 0:
             raise ValueError(f"`crop` must be an integer of at least 0, got {self.crop!r}")
         require_flag("flip", self.flip)
-        if self.padding not in ("zero", "symmetric"):
-            raise ValueError(f'`padding` must be "zero" or "symmetric", got {self.padding!r}')
+        require_known("padding", self.padding, ("zero", "symmetric", "reflect"))
+        require_known("flips", self.flips, ("random", "alternate"))
 
 
 class Windows:
@@ -85,11 +88,17 @@ class Windows:
         size = (memory.numel() // channels - last, self._height, self._width * channels)
         return memory.as_strided(size, (channels, self._columns * channels, 1))
 
-    def draw_corners(self, indices: Tensor, random: torch.Generator) -> Tensor:
-        """Corners (b,) of a random window of each of the images `indices` (b,), both on the CPU."""
+    def draw_corners(
+        self, indices: Tensor, random: torch.Generator, flip: Tensor | None = None
+    ) -> Tensor:
+        """Corners (b,) of a random window of each of the images `indices` (b,), both on the CPU.
+
+        `flip` (b,) says which ones are mirrored, 0 or 1; by default it is drawn.
+        """
         count, choices = len(indices), 2 * self._augment.crop + 1
         top, left = torch.randint(choices, (2, count), generator=random)
-        flip = torch.randint(1 + self._augment.flip, (count,), generator=random)
+        if flip is None:
+            flip = torch.randint(1 + self._augment.flip, (count,), generator=random)
         return self.corner_of(indices, top, left, flip)
 
     def corner_of(self, index: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
@@ -109,7 +118,7 @@ def _pad_images(images: Tensor, augment: Augment) -> Tensor:
     if augment.padding == "zero":
         return F.pad(images, (0, 0, crop, crop, crop, crop))
     rows, columns = (
-        torch.from_numpy(np.pad(np.arange(size), crop, mode="symmetric")).to(images.device)
+        torch.from_numpy(np.pad(np.arange(size), crop, mode=augment.padding)).to(images.device)
         for size in images.shape[1:3]
     )
     return images[:, rows][:, :, columns]

@@ -78,7 +78,7 @@ class Sheet:
         """By which statistics the networks of a cell normalise."""
         return self.facts["statistics"]
 
-    def add(self, trial: MapRun, run: dict[str, Any]) -> None:
+    def add(self, trial: MapRun | str, run: dict[str, Any]) -> None:
         """Add a run and write the file."""
         self.runs[str(trial)] = run
         self.write()

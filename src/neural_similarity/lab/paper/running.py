@@ -74,7 +74,7 @@ def _run_commands(line: Line, log: Path | None, stop: Callable[[], int | None]) 
             if stop() is not None:
                 return "stopped"
             process = start_process(words, output)
-            if code := _wait_for(process, stop):
+            if code := wait_for(process, stop):
                 return f"nsim {words[0]} ended with {code}" + (f", see {log}" if log else "")
     return None
 
@@ -90,7 +90,7 @@ def start_process(words: Sequence[str], output: IO[bytes] | None) -> subprocess.
     )
 
 
-def _wait_for(process: subprocess.Popen[bytes], stop: Callable[[], int | None]) -> int:
+def wait_for(process: subprocess.Popen[bytes], stop: Callable[[], int | None]) -> int:
     """The exit code of a process, which is told to stop where this one is."""
     while stop() is None:
         try:

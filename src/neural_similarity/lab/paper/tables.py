@@ -12,6 +12,7 @@ from neural_similarity.choices import require_known
 from neural_similarity.lab.paper.rows import Panel, Row, Table, on_other_data
 from neural_similarity.lab.paper.table6 import few_shot_table
 from neural_similarity.lab.recipes.adaptation import GROUPS
+from neural_similarity.lab.recipes.end import ARMS
 from neural_similarity.lab.recipes.families import Recipes
 from neural_similarity.lab.recipes.few_shot import COPIES
 from neural_similarity.lab.recipes.released import SUFFIX, VARIANTS
@@ -211,6 +212,13 @@ PRETRAINED_TABLE = (
         for row in (Row(f"{label}: M alone", f"{name}-m"), Row(f"{label}, then all", name))
     ),
 )
+END_TABLE = tuple(
+    error_panel(
+        f"CIFAR-{classes}",
+        *(Row(text, f"cifar{classes}-end-{name}") for name, (text, _) in ARMS.items()),
+    )
+    for classes in (10, 100)
+)
 BOUND_TABLE = (
     Row("CNN", "cifar10-cnn"),
     Row("unbounded CNN predictor", "cifar10-dynamic-dns-cnn-unbounded"),
@@ -326,6 +334,7 @@ TABLES = {
     "bounds": cifar10_table(
         "Predictors without batch normalisation, bounded or not (§7.1)", *BOUND_TABLE
     ),
+    "end": Table("Trained to the end by a fast schedule", END_TABLE),
     "rivals": cifar10_table("Baselines: other kernels that depend on the image", *BASELINE_TABLE),
 }
 TABLES |= {

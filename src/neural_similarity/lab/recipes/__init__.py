@@ -3,6 +3,7 @@
 from neural_similarity.choices import require_known
 from neural_similarity.lab.recipes.adaptation import ADAPTATION
 from neural_similarity.lab.recipes.cifar import CIFAR10_RECIPES, CIFAR100_RECIPES
+from neural_similarity.lab.recipes.end import END_RECIPES
 from neural_similarity.lab.recipes.families import Family
 from neural_similarity.lab.recipes.few_shot import FEW_SHOT, FEW_SHOT_STARTS
 from neural_similarity.lab.recipes.imagenet import IMAGENET_RECIPES, MINI100
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {
     "cifar100": ("CIFAR-100, tables 1 to 4 and 8", CIFAR100_RECIPES),
     "imagenet": ("ImageNet, table 5 and the authors' response", IMAGENET_RECIPES),
     "mini100": ("the same on Mini-ImageNet's 100 classes", MINI100),
+    "end": ("CNN-9 trained to the end by a fast schedule", END_RECIPES),
     **ADAPTATION,
     **STUDIES,
     "pretrained": ("similarities on a pretrained network, §4", PRETRAINED_RECIPES),

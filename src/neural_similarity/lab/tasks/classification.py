@@ -302,7 +302,8 @@ def batches_of(
     options["balanced"] = balanced
     if isinstance(images, ImageFiles):
         return FileBatches(images, recipe.batch_size, flip=recipe.flip, **options)
-    augment = Augment(crop=recipe.crop, flip=recipe.flip, padding=recipe.padding)
+    names = ("crop", "flip", "flips", "padding")
+    augment = Augment(**{name: getattr(recipe, name) for name in names})
     return Batches(images, recipe.batch_size, augment=augment, **options)
 
 

@@ -16,7 +16,7 @@ from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.objective import Objective
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.runtime import Runtime
-from neural_similarity.lab.train.schedule import learning_rate
+from neural_similarity.lab.train.schedule import learning_rate, one_cycle
 
 Validate = Callable[[nn.Module], dict[str, Any]]
 """Returns validation scores, "validation_accuracy" among them; keeps the network's modes."""
@@ -84,6 +84,8 @@ def fit_model(
 
 def step_rate(recipe: TrainingRecipe, step: int) -> float:
     """The learning rate of an update."""
+    if recipe.schedule == "one-cycle":
+        return one_cycle(step, recipe.lr, recipe.steps)
     return learning_rate(step, recipe.lr, recipe.drops, recipe.drop_factor)
 
 

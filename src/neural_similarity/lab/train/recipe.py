@@ -121,18 +121,26 @@ class TrainingRecipe:
     """Updates; the paper counts iterations, not epochs."""
     lr: float = 0.1
     """Learning rate before the first drop."""
+    schedule: Literal["drops", "one-cycle"] = "drops"
+    """The learning rate is constant but for the drops, or rises for a fifth of the steps to `lr`
+    and falls to zero, both linearly."""
     drops: tuple[int, ...] = (34_000, 54_000)
-    """Steps at which the learning rate is multiplied by `drop_factor`."""
+    """Steps at which the learning rate is multiplied by `drop_factor`; () for one-cycle."""
     drop_factor: float = 0.1
     """Factor on the learning rate at every drop."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
     momentum: float = 0.9
     """Momentum of the gradient descent, β1 of Adam."""
+    nesterov: bool = False
+    """Nesterov's momentum in the gradient descent."""
     batch_size: int = 128
     """Images of a training batch."""
     weight_decay: float = 5e-4
     """Decay of kernels, normalisation gains and biases."""
+    decayed: Literal["all", "kernels"] = "all"
+    """What `weight_decay` is for: all of these, or the kernels of layers alone, without gains,
+    biases and the predictors of M."""
     similarity_decay: float = 0.0
     """Decay of static similarities towards the identity; predictors decay as the kernels do."""
     norm_momentum: float = 0.1
@@ -145,8 +153,11 @@ class TrainingRecipe:
     random windows are resized."""
     flip: bool = True
     """Mirror half of the images; False for signs, text and all whose sides differ."""
-    padding: Literal["zero", "symmetric"] = "zero"
-    """What the crop pads with; the released code mirrors the border."""
+    flips: Literal["random", "alternate"] = "random"
+    """Mirror an image at random in every epoch, or in every other epoch (not for imagenet)."""
+    padding: Literal["zero", "symmetric", "reflect"] = "zero"
+    """What the crop pads with: zeros, or the border mirrored, with its own pixels (symmetric, as
+    the released code) or without (reflect)."""
     precision: PrecisionChoice = "auto"
     """bf16 autocast, fp32, or auto: the faster one on this device."""
     channels_last: bool = True
@@ -182,10 +193,13 @@ class TrainingRecipe:
         self._require_kinds()
         self._require_numbers_in_range()
         self._require_rising_drops()
+        self._require_what_fits_the_optimizer()
         self._require_what_fits_the_model()
         if self.dataset == "imagenet":
             wanted = "be 0 for imagenet, whose windows are resized"
             self._require_field(not self.crop, "crop", wanted)
+            wanted = "be random for imagenet, which is mirrored while it is decoded"
+            self._require_field(self.flips == "random", "flips", wanted)
 
     @property
     def shared_field(self) -> str:
@@ -258,6 +272,13 @@ class TrainingRecipe:
                 f"`drops` must increase, from 1 on, and stay below `steps` = {self.steps}, got "
                 f"{self.drops}; a budget scales steps and drops together"
             )
+
+    def _require_what_fits_the_optimizer(self) -> None:
+        cycle = self.schedule == "one-cycle"
+        self._require_field(not (cycle and self.drops), "drops", "be () for one-cycle")
+        if self.nesterov:
+            self._require_field(self.optimizer == "sgd", "optimizer", "be sgd for `nesterov`")
+            self._require_field(self.momentum > 0, "momentum", "be above 0 for `nesterov`")
 
     def _require_what_fits_the_model(self) -> None:
         model, similarity = self.model, self.similarity

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 MOST_BUDGET = 1_000_000
+RISE = 0.2
+"""Share of the steps for which the learning rate of one cycle rises."""
 
 
 def learning_rate(step: int, lr: float, drops: Sequence[int], factor: float) -> float:
@@ -11,6 +13,15 @@ def learning_rate(step: int, lr: float, drops: Sequence[int], factor: float) -> 
     With `drops=(34_000, 54_000)` the first 34,000 updates (0 to 33,999) use `lr` itself.
     """
     return lr * factor ** sum(step >= drop for drop in drops)
+
+
+def one_cycle(step: int, peak: float, steps: int) -> float:
+    """The rate of update `step`, counted from 0: up to `peak` for a fifth of `steps`, then down.
+
+    Both linearly; neither the first nor the last update has a rate of zero.
+    """
+    rise = max(1, int(RISE * steps))
+    return peak * min((step + 1) / rise, (steps - step) / max(1, steps - rise))
 
 
 def scaled_steps(steps: int, drops: Sequence[int], budget: float) -> tuple[int, tuple[int, ...]]:

@@ -80,6 +80,8 @@ class FewShotRecipe(TrainingRecipe):
         object.__setattr__(self, "dataset", OLDER.get(self.dataset, self.dataset))
         super().__post_init__()
         require_known("method", self.method, METHODS)
+        wanted = "be random in few-shot learning, whose tasks have no epochs"
+        self._require_field(self.flips == "random", "flips", wanted)
         _ = self.task_sizes, self.select_sizes  # They check the numbers.
         require_least("meta_batch", self.meta_batch)
         require_least("select_tasks", self.select_tasks, 2)
