@@ -43,6 +43,8 @@ class StudyRunOptions:
     """Folder of the data sets; the network is data/pretrained-cifar10/resnet20.pt."""
     results: Path = Path("results")
     """Folder of the run records."""
+    print: bool = False
+    """Print the command that runs what is missing, and run nothing."""
 
     def __post_init__(self) -> None:
         check_folders(data=self.data, results=self.results)
@@ -70,7 +72,12 @@ def reproduce_study(name: str, args: Sequence[str]) -> int:
         f"{title}: run what is missing, most telling runs first. One thread; every run is kept at "
         f"once, and the same command goes on.\n\nexample:\n  nsim reproduce {name} --data data"
     )
-    options = parse_options(StudyRunOptions, args, prog="nsim reproduce", description=description)
+    options = parse_options(
+        StudyRunOptions, args, prog="nsim reproduce", description=description, flags=True
+    )
+    if options.print:
+        print_line(f"nsim reproduce {name} --data {options.data} --results {options.results}")
+        return 0
     run_study(options.data, options.results, print_notice)
     print_line(f"nsim table {name} shows what has run")
     return 0

@@ -71,12 +71,8 @@ def _run_settings(
         with signals_noted() as stop:
             code = wait_for(start_process([*words, "--data", f"{data}"], None), stop)
         if code:
-            raise RunError(
-                f"nsim {words[0]} ended with {code}; the same command goes on with {folder}"
-            )
-    scores = [
-        line for line in read_lines(folder / "metrics.jsonl") if "validation_accuracy" in line
-    ]
-    accuracy = scores[-1]["validation_accuracy"]
-    sheet.add(key, {"accuracy": accuracy, "loss": scores[-1]["validation_loss"]})
+            raise RunError(f"nsim train ended with {code}; the same command goes on with {folder}")
+    last = read_lines(folder / "metrics.jsonl")[-1]
+    accuracy = last["validation_accuracy"]
+    sheet.add(key, {"accuracy": accuracy, "loss": last["validation_loss"]})
     report(f"{arm}: rate {settings[0]:g}, decay {settings[1]:g}: {100 * accuracy:.2f} % held out")
