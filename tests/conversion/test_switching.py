@@ -91,6 +91,14 @@ def test_a_kernel_that_cannot_be_merged_leaves_all_as_it_was(switch, x, layer, a
     assert not any(isinstance(part, ns.Conv2d) for part in switch.use(None).backbone)
 
 
+class Clamped(nn.Conv2d):
+    """Writes its weight in `forward`."""
+
+    def forward(self, x):
+        self.weight.data.clamp_(0, 0.1)
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     "normed",
     [
@@ -98,8 +106,9 @@ def test_a_kernel_that_cannot_be_merged_leaves_all_as_it_was(switch, x, layer, a
         lambda conv: torch.nn.utils.parametrizations.spectral_norm(conv),
         lambda conv: torch.nn.utils.weight_norm(conv),
         lambda _: pytest.importorskip("timm.layers").ScaledStdConv2d(3, 4, 3),
+        lambda _: Clamped(3, 4, 3),
     ],
-    ids=["weight_norm", "spectral_norm", "hook of weight_norm", "timm"],
+    ids=["weight_norm", "spectral_norm", "hook of weight_norm", "timm", "written"],
 )
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 def test_a_kernel_that_is_computed_is_not_merged_into(tmp_path, normed):

@@ -5,6 +5,7 @@ The oracle writes the kernel, its standardisation or norm, M and the padding out
 
 import pickle
 from copy import deepcopy
+from functools import partial
 from math import ceil
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 import neural_similarity as ns
+from neural_similarity.nn.own_forward import computes_kernel
 
 
 class Standardised(nn.Conv2d):
@@ -29,11 +31,47 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(x, kernel, self.bias)
 
 
+class DoubledBias(nn.Conv2d):
+    """Computes both."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight.tanh(), 2 * self.bias)
+
+
 class Causal(nn.Conv1d):
     """Pads on one side."""
 
     def forward(self, x):
         return super().forward(F.pad(x, (self.dilation[0] * (self.kernel_size[0] - 1), 0)))
+
+
+def first_taps(w):
+    return w * (torch.arange(w[0, 0].numel()) < 5).view(w.shape[2:])
+
+
+RULES = {
+    "mask": first_taps,  # as PixelCNN's
+    "clamp": partial(torch.clamp, min=0.01, max=0.1),
+    "sign": torch.sign,
+    "max-norm": partial(torch.renorm, p=2, dim=0, maxnorm=0.3),
+}
+
+
+class Written(nn.Conv2d):
+    """Writes its weight in `forward`, in place or by a new tensor."""
+
+    def __init__(self, rule, *args, in_place=False, only_in_training=False):
+        super().__init__(*args)
+        self.rule, self.in_place, self.only = RULES[rule], in_place, only_in_training
+        self.register_buffer("of_no_use", torch.ones(2))
+
+    def forward(self, x):
+        kernel = self.rule(self.weight.data)
+        if self.in_place:
+            self.weight.data.copy_(kernel)
+        elif self.training or not self.only:
+            self.weight.data = kernel
+        return super().forward(x)
 
 
 def of_timm(name, *args, **options):
@@ -47,6 +85,7 @@ def old_weight_norm(layer):
 
 LAYERS = {
     "gain": lambda: Standardised(4, 6, 3, 2, 1, groups=2),
+    "bias": lambda: DoubledBias(4, 6, 3, 2),
     "causal": lambda: Causal(4, 6, 3, dilation=2),
     "weight_norm": lambda: parametrizations.weight_norm(nn.Conv2d(4, 6, (3, 2))),
     "weight_norm, 3-d": lambda: parametrizations.weight_norm(nn.Conv3d(4, 6, (2, 3, 1)), dim=1),
@@ -56,6 +95,10 @@ LAYERS = {
     "StdConv2d": lambda: of_timm("StdConv2d", 4, 6, 3, stride=2),
     "StdConv2dSame": lambda: of_timm("StdConv2dSame", 4, 6, 3, stride=2, bias=True),
     "ScaledStdConv2d": lambda: of_timm("ScaledStdConv2d", 4, 6, 3, groups=2, gamma=1.7),
+    "written, mask": lambda: Written("mask", 4, 6, 3, 2, 1, in_place=True),
+    "written, clamp": lambda: Written("clamp", 4, 6, 3, in_place=True),
+    "written, sign": lambda: Written("sign", 4, 6, (3, 2)),
+    "written, max-norm": lambda: Written("max-norm", 4, 6, 3),
     "ScaledStdConv2dSame": lambda: of_timm("ScaledStdConv2dSame", 4, 6, (3, 2), stride=2),
 }
 EVERY = pytest.mark.parametrize("name", LAYERS)
@@ -91,6 +134,10 @@ def oracle_kernel(name, layer):
         kernel = g * v / v.square().sum(others, keepdim=True).sqrt()
     else:
         kernel = layer.weight
+    if name == "bias":
+        kernel = kernel.tanh()
+    if "written" in name:
+        kernel = layer.rule(kernel)
     if name in ("gain", "both") or "Std" in name:
         rows = kernel.flatten(1)
         centred = rows - rows.mean(1, keepdim=True)
@@ -121,7 +168,8 @@ def oracle(name, layer, x, m):
     kernel = (kernel.flatten(2) @ m).view_as(kernel)
     convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
     options = layer.stride, 0, layer.dilation, layer.groups
-    return convolve(oracle_input(name, layer, x), kernel, layer.bias, *options)
+    bias = 2 * layer.bias if name == "bias" else layer.bias
+    return convolve(oracle_input(name, layer, x), kernel, bias, *options)
 
 
 @EVERY
@@ -179,7 +227,7 @@ def test_it_is_saved_and_copied(name, similarity, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in LAYERS if "hook" not in name])
+@pytest.mark.parametrize("name", [n for n in LAYERS if "hook" not in n and "written" not in n])
 @BOTH
 def test_it_is_exported_and_compiled(name, similarity):
     model, x = make(name)
@@ -226,14 +274,42 @@ def test_what_m_has_no_place_in_says_why(kind, reason):
     assert plan["1"] is None
 
 
-def test_a_kernel_and_a_padding_of_its_own_fold_together_in_timms_layers_alone():
-    class Odd(Standardised):
-        def forward(self, x):
-            return super().forward(F.pad(x, (1, 0, 0, 0)))
+class Odd(Standardised):
+    def forward(self, x):
+        return super().forward(F.pad(x, (1, 0, 0, 0)))
 
-    converted = ns.convert(nn.Sequential(Odd(4, 4, 3)), "static-full")
-    with pytest.raises(ValueError, match="must leave padding to torch's convolution to be folded"):
-        ns.fold(converted)
+
+class Scaled(Standardised):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Noisy(nn.Conv2d):
+    def forward(self, x):
+        return self._conv_forward(x, self.weight + 0.1 * torch.randn(()), self.bias)
+
+
+class Decaying(nn.Conv2d):
+    def forward(self, x):
+        self.weight.data *= 0.9
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Odd, "must leave padding to torch's convolution"), (Scaled, "return the convolution's")]
+    + [(kind, "must compute the same one at every call") for kind in (Noisy, Decaying)],
+)
+def test_what_no_plain_convolution_computes_is_not_folded(kind, reason):
+    model = ns.convert(nn.Sequential(kind(4, 4, 3)), "static-full")
+    with pytest.raises(ValueError, match=f"'0': a {kind.__name__}, .*{reason}.* to be folded"):
+        ns.fold(model)
+
+
+def test_a_projection_of_training_alone_is_seen():
+    layer = Written("max-norm", 4, 6, 3, only_in_training=True)
+    assert computes_kernel(layer)
+    assert not computes_kernel(Causal(4, 6, 3))
 
 
 def test_a_window_that_changed_is_refused():

@@ -351,9 +351,15 @@ def test_padding_of_a_layers_own_goes_and_a_computed_kernel_is_refused(similarit
     assert (expected - model(x)).abs().max() > 1e-3
     if similarity == "static-full":
         torch.testing.assert_close(wrapped.merge_and_unload()(x), expected)
-    computed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)))
-    with pytest.raises(ValueError, match="computes its kernel, so that nothing can be merged"):
-        peft.get_peft_model(computed, ns.peft.NslConfig(**options))
+
+    class Clamped(nn.Conv2d):
+        def forward(self, x):
+            self.weight.data.clamp_(0, 0.1)
+            return super().forward(x)
+
+    for layer in (Clamped(2, 3, 3), nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3))):
+        with pytest.raises(ValueError, match="computes its kernel, so that nothing can be merged"):
+            peft.get_peft_model(nn.Sequential(layer), ns.peft.NslConfig(**options))
 
 
 def test_tied_kernels_merge_apart_and_are_tied_again():

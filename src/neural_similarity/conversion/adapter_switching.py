@@ -27,7 +27,7 @@ from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer
 from neural_similarity.nn.layer import become_ours, has_similarity
 from neural_similarity.nn.modes import check_module
-from neural_similarity.nn.own_forward import computes_kernel
+from neural_similarity.nn.own_forward import computes_kernel, settle_weights
 
 
 def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> AnyNetwork:
@@ -97,6 +97,7 @@ class Adapters(PrintedTable):
         self._replaced: dict[str, Tensor] = {}
         self._states: States | None = None
         self._lock = RLock()
+        settle_weights(backbone)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}

@@ -19,6 +19,7 @@ from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
 from neural_similarity.nn.layer import equip_layer, is_dynamic
 from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.own_forward import settle_weights
 from neural_similarity.nn.text import Similarity, SimilarityName
 
 OnDynamic = Literal["error", "keep"]
@@ -40,8 +41,8 @@ def convert(
 
     Subclasses of these convolutions may have a `forward` of their own that calls torch's
     convolution once, such as timm's Conv2dSame and StdConv2d: M acts on the kernel of that call,
-    also behind `weight_norm`. `unconvert` gives their class back. `fold` does so, too, unless the
-    kernel is computed: then a plain layer gets it.
+    also behind `weight_norm`. `unconvert` gives their class back. `fold` does so, too, unless
+    `forward` computes the kernel or writes it (a mask, a largest norm): a plain layer gets that.
 
     A similarity acts in the layer's `forward`: networks that read a layer's weight without calling
     it (torchvision's Swin does so with `qkv` and `proj`) ignore the similarity.
@@ -73,6 +74,7 @@ def convert(
     with whole_or_nothing(model):
         if not similarities_of(model):
             forget_states(model)
+            settle_weights(model)
         _equip_all({layers[name]: name for name, why in reasons.items() if why is None}, spec)
         remember_state(model, similarities_of(model))
         save_both(model)

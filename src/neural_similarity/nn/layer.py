@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from neural_similarity.nn.geometry import Geometry
+from neural_similarity.nn.modes import evaluation_mode
 from neural_similarity.nn.similarity import StaticSimilarity
 from neural_similarity.nn.text import Similarity, SimilarityName, parse_similarity
 from neural_similarity.ops import require_tensors
@@ -123,7 +124,8 @@ class SimilarityLayer(nn.Module):
                 remove_weight_norm(self, hook.name)
         if is_parametrized(self):
             names = list(cast(nn.ModuleDict, self.parametrizations))
-            values = {name: getattr(self, name).detach() for name in names}
+            with evaluation_mode(self):  # In training mode, spectral_norm writes when it is read.
+                values = {name: getattr(self, name).detach() for name in names}
             # Not by torch's function: it takes the property off a class that copies share.
             self.__class__ = type(self).__bases__[0]
             del self.parametrizations

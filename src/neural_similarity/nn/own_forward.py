@@ -5,15 +5,19 @@ standardisation of timm's StdConv2d, behind the padding of its Conv2dSame.
 """
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast
+from math import prod
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from neural_similarity.nn.geometry import Geometry, convolution_geometry, repeat_per_dim
@@ -25,7 +29,7 @@ from neural_similarity.nn.layer import (
     fx_leaf,
 )
 from neural_similarity.nn.linear import check_type
-from neural_similarity.nn.modes import evaluation_mode
+from neural_similarity.nn.modes import evaluation_mode, preserving_state
 from neural_similarity.nn.similarity import DynamicSimilarity
 
 _FUNCTIONS = F.conv1d, F.conv2d, F.conv3d
@@ -116,7 +120,7 @@ class OwnForward(SimilarityLayer):
 
     def geometry(self) -> Geometry:
         """The sizes of the convolution that the layer calls."""
-        return sample_call(self)[0].geometry
+        return sample_calls(self)[0].call.geometry
 
     @fx_leaf
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -134,29 +138,42 @@ class OwnForward(SimilarityLayer):
         return _run(self, similarity, x)
 
     def settle_kernel(self) -> None:
-        """Become a plain convolution where `forward` computes the kernel.
+        """Become a plain convolution where `forward` computes the kernel, or writes it.
 
         Raises:
-            ValueError: `forward` pads in a way that is none of torch's or of timm's Conv2dSame.
+            ValueError: `forward` pads in a way that is none of torch's or of timm's Conv2dSame, or
+                its second call gives another output than a plain convolution.
         """
         super().settle_kernel()
-        call, padded = sample_call(self)
-        layer = cast(Any, self)
-        if call.weight is layer.weight:
+        if not computes_kernel(self):
             return
-        kind, frame = _plain_kind(layer, call, padded), call.geometry
-        for name in {*self._parameters} - {"bias"}:
-            delattr(self, name)
-        layer.weight = nn.Parameter(call.weight.detach())
+        layer, (first, second) = cast(Any, self), sample_calls(self, 2)
+        kind, call = _plain_kind(layer, first), first.call
+        if not _are_close(call.static_forward(first.given, call.weight), second.output):
+            raise ValueError(
+                f"a {type(layer).__name__}, which computes its kernel, must compute the same one "
+                "at every call and return the convolution's output to be folded"
+            )
+        frame, trains = call.geometry, any(p.requires_grad for p in self.parameters(False))
+        for name in [*self._parameters, *self._buffers]:
+            delattr(layer, name)
+        layer.weight = nn.Parameter(call.weight, trains)
+        layer.bias = None if call.bias is None else nn.Parameter(call.bias, trains)
         layer.stride, layer.padding, layer.dilation = frame.stride, frame.padding, frame.dilation
         layer.groups, layer.padding_mode = frame.groups, "zeros"
         self.__class__ = cast(Any, counterpart(kind))
 
 
-def _plain_kind(layer: Any, call: ConvCall, padded: bool) -> type[nn.Module]:
+def _are_close(output: Tensor, other: Tensor) -> bool:
+    """Whether two outputs differ by no more than rounding."""
+    limit = 64 * torch.finfo(output.dtype).eps * output.abs().max().item()
+    return output.shape == other.shape and torch.allclose(output, other, 0, limit, equal_nan=True)
+
+
+def _plain_kind(layer: Any, sample: "SampleCall") -> type[nn.Module]:
     """The class of a convolution with the same padding and a kernel of its own."""
-    if not padded:
-        return {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[call.weight.dim() - 2]
+    if not sample.padded:
+        return {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[sample.call.weight.dim() - 2]
     if getattr(layer, "same_pad", False) and "timm.layers" in sys.modules:
         return sys.modules["timm.layers"].Conv2dSame
     raise ValueError(
@@ -193,35 +210,120 @@ def _run(layer: nn.Module, answer: Any, *args: Any, **kwargs: Any) -> Tensor:
         return _own_class(layer).forward(layer, *args, **kwargs)
 
 
-def sample_call(layer: nn.Module) -> tuple[ConvCall, bool]:
-    """The convolution that a layer calls for an input of zeros, and whether it pads that before.
+class SampleCall(NamedTuple):
+    """A call of a layer with a random input."""
+
+    call: ConvCall
+    """Of the convolution, with copies of kernel and bias."""
+    given: Tensor
+    """The convolution's input."""
+    padded: bool
+    """Whether that is another than the layer's."""
+    stored: bool
+    """Whether the kernel is the layer's `weight`."""
+    output: Tensor
+    """Of the layer."""
+
+
+@torch.no_grad()
+def sample_calls(layer: nn.Module, count: int = 1) -> list[SampleCall]:
+    """Calls of a layer, one after another, in evaluation mode; the layer itself is not touched.
 
     Raises:
         UnusualForward: `forward` takes more than an image, or calls not exactly one convolution.
     """
     if set(layer._modules) - {"parametrizations", "similarity"}:
         raise UnusualForward("with parts of its own")
-    calls: list[tuple[ConvCall, Tensor]] = []
+    twin = _twin_of(layer)
+    with evaluation_mode(twin):
+        return [_record_call(twin) for _ in range(count)]
 
-    def record(call: ConvCall, x: Tensor) -> Tensor:
-        calls.append((call, x))
-        return call.static_forward(x, call.weight)
+
+def _record_call(layer: nn.Module) -> SampleCall:
+    """Run a layer with a random input."""
+    calls: list[tuple[ConvCall, Tensor, bool]] = []
+
+    def record(call: ConvCall, given: Tensor) -> Tensor:
+        stored = call.weight is layer._parameters.get("weight")
+        bias = None if call.bias is None else call.bias.detach().clone()
+        calls.append((replace(call, weight=call.weight.detach().clone(), bias=bias), given, stored))
+        return call.static_forward(given, call.weight)
 
     frame = convolution_geometry(cast(_ConvNd, layer))
-    x = next(layer.parameters()).new_zeros(1, frame.in_channels, *frame.sample_size())
+    x = _random_like(next(layer.parameters()), (1, frame.in_channels, *frame.sample_size()))
     try:
-        with evaluation_mode(layer), torch.no_grad():
-            _run(layer, record, x)
+        with x.device:  # `torch.device("meta")` may be on, in which similarities are built.
+            output = _run(layer, record, x)
     except Exception as error:
         raise UnusualForward(f"whose `forward` fails on one image alone: {error}") from error
     if len(calls) != 1:
         raise UnusualForward(f"whose `forward` calls {len(calls)} convolutions of torch's, not one")
-    ((call, given),) = calls
-    return call, given is not x
+    ((call, given, stored),) = calls
+    return SampleCall(call, given, given is not x, stored, output)
+
+
+def _random_like(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """The same numbers every time, of both signs and of magnitudes from 1e-3 to 1e3."""
+    random, few, count = torch.Generator().manual_seed(0), 1021, prod(shape)
+    exponents, signs = torch.rand(2, few, generator=random, device="cpu")
+    numbers = 10 ** (exponents * 6 - 3) * (signs - 0.5).sign()
+    return numbers.repeat(count // few + 1)[:count].view(*shape).to(like)
+
+
+def _twin_of(layer: nn.Module) -> nn.Module:
+    """A layer of the same class with copies of the tensors, and without similarity."""
+    twin = type(layer).__new__(type(layer))
+    vars(twin).update({name: _copied(value) for name, value in vars(layer).items()})
+    inner = layer._modules.get("parametrizations")
+    twin._modules = {} if inner is None else {"parametrizations": deepcopy(inner)}
+    return twin
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(value.detach().clone(), value.requires_grad)
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _has_own_forward(layer: nn.Module) -> bool:
+    return isinstance(layer, _ConvNd) and issubclass(counterpart_of(layer), OwnForward)
 
 
 def computes_kernel(layer: nn.Module) -> bool:
-    """Whether a layer's kernel is made at every call, so that no M can be merged into it."""
-    stored = layer._parameters.get("weight")
-    own = isinstance(layer, _ConvNd) and issubclass(counterpart_of(layer), OwnForward)
-    return (sample_call(layer)[0].weight if own else getattr(layer, "weight", None)) is not stored
+    """Whether a layer's kernel is made or written at every call, so that none can be merged."""
+    if _has_own_forward(layer):
+        return not sample_calls(layer)[0].stored or _writes_weight(layer)
+    return is_parametrized(layer, "weight") or "weight" in vars(layer)  # a hook's
+
+
+@torch.no_grad()
+def _writes_weight(layer: nn.Module) -> bool:
+    """Whether `forward` writes the layer's `weight`, tried in both modes with another one."""
+    for training in (False, True):
+        twin = _twin_of(layer).train(training)
+        weight = twin._parameters.get("weight")
+        if weight is None or weight.is_meta:
+            return False
+        other = _random_like(weight, weight.shape)
+        weight.data = other.clone()
+        # A layer may refuse single images in training.
+        with preserving_state(twin), suppress(UnusualForward):
+            _record_call(twin)
+        if twin._parameters.get("weight") is not weight or not torch.equal(weight, other):
+            return True
+    return False
+
+
+@torch.no_grad()
+def settle_weights(model: nn.Module) -> None:
+    """Let the layers of a network that write their `weight` in `forward` do so.
+
+    After a few calls the next one leaves it, as far as it ever does: projections round.
+    """
+    for layer in model.modules():
+        if _has_own_forward(layer) and _writes_weight(layer):
+            with evaluation_mode(layer):
+                for _ in range(3):
+                    _record_call(layer)
