@@ -9,11 +9,13 @@ from neural_similarity.lab.train.schedule import learning_rate, one_cycle, scale
 from neural_similarity.lab.train.statistics import (
     Interval,
     benjamini_hochberg,
+    by_arm_and_image,
     by_image,
     by_pooled_seeds,
     by_seed,
     by_seed_and_image,
     by_task,
+    equivalence_p,
     holm,
     mean_and_deviation,
 )
@@ -165,6 +167,43 @@ def test_an_interval_by_both_covers_zero_as_often_as_it_says():
     for _ in range(2000):
         parts = [scale * torch.randn(size, generator=generator) for size, scale in sizes.items()]
         covered += not by_seed_and_image(sum(parts)).excludes_zero
+    assert 0.93 < covered / 2000 < 0.99
+
+
+def test_arms_whose_images_do_not_differ_are_compared_by_students_t():
+    """scipy's test of two independent samples of pooled variance, and its equivalence."""
+    seeds = np.random.default_rng(3).normal(size=17)
+    ours, theirs = (torch.tensor(part)[:, None].expand(-1, 12) for part in np.split(seeds, [8]))
+    interval = by_arm_and_image(ours + 1e-6 * torch.randn(8, 12), theirs)
+    test = stats.ttest_ind(seeds[:8], seeds[8:])
+    expected = test.confidence_interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=1e-5)
+    assert interval.p == pytest.approx(test.pvalue, abs=1e-5)
+    sides = (
+        stats.ttest_ind(seeds[:8] - shift, seeds[8:], alternative=side).pvalue
+        for shift, side in ((-1.5, "greater"), (1.5, "less"))
+    )
+    assert equivalence_p(interval, 1.5) == pytest.approx(max(sides), abs=1e-5)
+    with pytest.raises(
+        ValueError, match=r"at least 2 seeds and 2 images, got .* and \(1, 12"
+    ):
+        by_arm_and_image(ours, theirs[:1])
+
+
+def test_an_interval_of_two_arms_covers_zero_as_often_as_it_says():
+    """Simulated: five and three seeds, 40 images, effects of arm and image; 2,000 intervals."""
+    generator = torch.Generator().manual_seed(1)
+    covered = 0
+    for _ in range(2000):
+        shared = torch.randn(1, 40, generator=generator)
+        arms = [
+            shared
+            + torch.randn(1, 40, generator=generator)  # what images do to one arm alone
+            + 0.3 * torch.randn(seeds, 1, generator=generator)
+            + 2 * torch.randn(seeds, 40, generator=generator)
+            for seeds in (5, 3)
+        ]
+        covered += not by_arm_and_image(*arms).excludes_zero
     assert 0.93 < covered / 2000 < 0.99
 
 

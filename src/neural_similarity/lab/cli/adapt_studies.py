@@ -19,6 +19,7 @@ from neural_similarity.lab.paper.adapt_report import (
 )
 from neural_similarity.lab.paper.adapt_runs import ReportLine, run_map
 from neural_similarity.lab.paper.adapt_unlabelled import KNOWN_CHANGES, STREAM
+from neural_similarity.lab.paper.end_report import end_to_markdown
 from neural_similarity.lab.paper.end_search import END_SEARCH, run_search
 from neural_similarity.lab.recipes.end import ARMS
 from neural_similarity.lab.train.progress import print_notice
@@ -33,6 +34,11 @@ STUDIES: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
     },
 }
 """Titles, and what runs, by the name of the table and of the folder of records."""
+PAGES: dict[str, tuple[str, Callable[[Path], str]]] = {
+    **{study.name: (study.title, study.to_markdown) for study in OTHER_STUDIES},
+    "end": ("Trained to the end", end_to_markdown),
+}
+"""Titles, and the texts of what has run, of studies without a picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +92,12 @@ def reproduce_study(name: str, args: Sequence[str]) -> int:
 def print_study(name: str, args: Sequence[str]) -> int:
     """Print what has run of a study, or write it as Markdown, the map with a picture."""
     description = (
-        f"{STUDIES[name][0]}: show what has run.\n\nexample:\n"
+        f"{(STUDIES | PAGES)[name][0]}: show what has run.\n\nexample:\n"
         f"  nsim table {name} --out docs/table-{name}.md"
     )
     options = parse_options(StudyTableOptions, args, prog="nsim table", description=description)
-    if name != MAP_FOLDER:
-        (study,) = (study for study in OTHER_STUDIES if study.name == name)
-        return _write_page(study.to_markdown(options.results), options.out)
+    if name in PAGES:
+        return _write_page(PAGES[name][1](options.results), options.out)
     cells, rates = read_map(options.results), read_map_rates(options.results)
     if options.out is None:
         return _write_page(map_to_markdown(cells, rates), None)

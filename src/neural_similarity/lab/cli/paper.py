@@ -190,7 +190,7 @@ def reproduce(args: Sequence[str]) -> int:
 
 def table(args: Sequence[str]) -> int:
     """Print a table with our runs, or write it as Markdown and as a picture."""
-    if args and args[0] in adapt_studies.STUDIES:
+    if args and args[0] in (adapt_studies.MAP_FOLDER, *adapt_studies.PAGES):
         return adapt_studies.print_study(args[0], args[1:])
     description = (
         "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"

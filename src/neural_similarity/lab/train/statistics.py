@@ -5,7 +5,7 @@ makes both worse cancels.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import erfc, sqrt
 from statistics import NormalDist, fmean, stdev, variance
 
@@ -27,6 +27,10 @@ class Interval:
     high: float
     p: float | None = None
     """Two-sided p-value of a true mean of zero; None for an interval of something else."""
+    error: float = field(default=0.0, compare=False)
+    """Standard error of the mean, where the interval is Student's."""
+    freedom: float = field(default=0.0, compare=False)
+    """Its degrees of freedom, likewise."""
 
     @property
     def excludes_zero(self) -> bool:
@@ -136,14 +140,60 @@ def by_seed_and_image(differences: Tensor) -> Interval:
         of_images.var().item() / images,
         rest.item() / freedoms[2] / (seeds * images),
     )
+    return _crossed_interval(mean.item(), (by_seeds, by_images, unshared), freedoms)
+
+
+def by_arm_and_image(ours: Tensor, theirs: Tensor) -> Interval:
+    r"""Interval of the difference of the means of two arms, whose seeds are drawn independently.
+
+    Images are drawn at random and shared. With the variance between seeds, $s^2 (1/n_1 + 1/n_2)$,
+    pooled over both arms, that of the m images' differences, $i/m$, and the rest, the variance is
+    their sum less the rest, as in `by_seed_and_image`.
+
+    Args:
+        ours: (seeds, images).
+        theirs: (seeds, images), the same images.
+
+    Raises:
+        ValueError: an arm has fewer than two seeds, or there are fewer than two images.
+    """
+    arms, images = [ours.double(), theirs.double()], ours.shape[1]
+    if min(map(len, arms)) < 2 or images < 2:
+        raise ValueError(
+            f"`ours` and `theirs` must be of at least 2 seeds and 2 images, got "
+            f"{tuple(ours.shape)} and {tuple(theirs.shape)}"
+        )
+    scale, freedom = sum(1 / len(arm) for arm in arms), sum(len(arm) - 1 for arm in arms)
+    between = sum((arm.mean(1) - arm.mean()).square().sum().item() for arm in arms) / freedom
+    residuals = (arm - arm.mean(1, keepdim=True) - arm.mean(0) + arm.mean() for arm in arms)
+    rest = sum(part.square().sum().item() for part in residuals) / freedom / (images - 1)
+    difference = arms[0].mean(0) - arms[1].mean(0)
+    parts = between * scale, difference.var().item() / images, rest * scale / images
+    freedoms = freedom, images - 1, freedom * (images - 1)
+    return _crossed_interval(difference.mean().item(), parts, freedoms)
+
+
+def equivalence_p(interval: Interval, margin: float) -> float:
+    """The p-value of two one-sided tests that the true mean lies within ± `margin`."""
+    from scipy.stats import t
+
+    if not interval.error:
+        return float(abs(interval.mean) >= margin)
+    return float(t.sf((margin - abs(interval.mean)) / interval.error, interval.freedom))
+
+
+def _crossed_interval(
+    mean: float, parts: tuple[float, float, float], freedoms: tuple[int, int, int]
+) -> Interval:
+    """Student's interval from the variances of seeds, of images and of the rest."""
+    by_seeds, by_images, unshared = parts
     if by_images <= unshared:
-        return _student_interval(mean.item(), sqrt(by_seeds), freedoms[0])
+        return _student_interval(mean, sqrt(by_seeds), freedoms[0])
     if by_seeds <= unshared:
-        return _student_interval(mean.item(), sqrt(by_images), freedoms[1])
-    parts = by_seeds, by_images, unshared
+        return _student_interval(mean, sqrt(by_images), freedoms[1])
     total = by_seeds + by_images - unshared
     freedom = total**2 / sum(part**2 / own for part, own in zip(parts, freedoms, strict=True))
-    return _student_interval(mean.item(), sqrt(total), freedom)
+    return _student_interval(mean, sqrt(total), freedom)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -173,4 +223,4 @@ def _student_interval(mean: float, error: float, freedom: float) -> Interval:
 
     reach = float(t.ppf(0.975, freedom)) * error
     p = 2 * float(t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
-    return Interval(mean, mean - reach, mean + reach, p)
+    return Interval(mean, mean - reach, mean + reach, p, error, freedom)
