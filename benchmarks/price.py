@@ -18,7 +18,7 @@ from benchmarks.networks import CLASSES, FORWARD, NETWORKS, PLAIN, STEP, checker
 from benchmarks.options import Options
 from benchmarks.oracle import outcome, trained
 from benchmarks.report import Row
-from neural_similarity.conversion import convert
+from neural_similarity.conversion import convert, fold
 from neural_similarity.nn.text import required_similarity
 
 CONVERTED = {
@@ -30,6 +30,7 @@ CONVERTED = {
     "light-full": "Dynamic(Full(), predictor=Light())",
 }
 """Similarities of the networks, by name."""
+FOLDED = ", folded"
 CHECKED_SIZE = 32
 """Height and width of the images that networks are checked on, in float64."""
 ALONE = "one layer at batch 1"
@@ -56,8 +57,10 @@ class Part:
 
 CHEAP = ("pooled-diagonal", "pooled-full", "light-diagonal", "light-full")
 PARTS = (
-    Part("ResNet-18", FORWARD, "fp32", 1, 96, ("static-full",)),
-    Part("ResNet-18", FORWARD, "fp32", 1, 224, ("static-full",)),
+    *(
+        Part("ResNet-18", FORWARD, "fp32", batch, size, ("static-full", f"static-full{FOLDED}"))
+        for batch, size in ((1, 96), (1, 224), (8, 224))
+    ),
     Part("ResNet-18", STEP, "bf16", 2, 160, ("static-full", "pooled-full")),
     Part("ResNet-18", STEP, "bf16", 8, 160, ("static-full", "dynamic-diagonal")),
     *(
@@ -130,12 +133,14 @@ def _network_rows(options: Options, part: Part) -> list[Row]:
 
 
 def _network(case: Case, name: str) -> nn.Module:
-    """The network of the case, plain or converted."""
+    """The network of the case, plain, converted or folded."""
     with seeded():
         network = NETWORKS[case.kind]()
         if name == PLAIN:
             return network
-        return learn(convert(network, required_similarity(CONVERTED[name])))
+        text = CONVERTED[name.removesuffix(FOLDED)]
+        network = learn(convert(network, required_similarity(text)))
+        return fold(network) if name.endswith(FOLDED) else network
 
 
 def _call(part: Part, module: nn.Module, images: torch.Tensor) -> Call:

@@ -59,7 +59,6 @@ if _typing.TYPE_CHECKING:
     from neural_similarity.nn import Symmetric as Symmetric
     from neural_similarity.nn import Unshared as Unshared
     from neural_similarity.nn import Unstructured as Unstructured
-    from neural_similarity.nn import drop_kernels as drop_kernels
     from neural_similarity.nn import orthogonality as orthogonality
     from neural_similarity.nn import sharing as sharing
     from neural_similarity.regularize import parameter_groups as parameter_groups
@@ -113,7 +112,6 @@ _HOMES = {
         "Symmetric",
         "Unshared",
         "Unstructured",
-        "drop_kernels",
         "orthogonality",
         "sharing",
     ),

@@ -283,7 +283,7 @@ def operators(layer, x):
     """Both registered operators with arguments for them."""
     similarity = layer.similarity
     spec, operands = similarity.spec.predictor, (x, layer.weight, None)
-    found = similarity.frame, spec, similarity.predictor, similarity.gain
+    found = similarity.frame, spec, similarity.predictor, similarity.structure, similarity.gain
     parts = module.standard_parts(*found, operands)
     parts = [t if t is None else t.detach() for t in parts]
     values = one._plain_values(similarity.frame)

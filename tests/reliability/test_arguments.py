@@ -46,7 +46,6 @@ CASES = {
     ns.convert: {"model": plain, "similarity": "static-full", "where": None, "inplace": False},
     ns.plan: {"model": plain, "similarity": "static-full", "where": None},
     ns.fold: {"model": network, "dynamic": "error"},
-    ns.drop_kernels: {"model": network},
     ns.unconvert: {"model": network, "inplace": False},
     ns.freeze_backbone: {"model": network, "norm": "eval", "train": None},
     ns.unfreeze_backbone: {"model": network},

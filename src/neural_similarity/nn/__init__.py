@@ -11,7 +11,6 @@ from neural_similarity.nn.conv import ConvTranspose2d as ConvTranspose2d
 from neural_similarity.nn.geometry import Geometry as Geometry
 from neural_similarity.nn.global_similarity import GlobalSimilarity as GlobalSimilarity
 from neural_similarity.nn.global_similarity import SelfAttention as SelfAttention
-from neural_similarity.nn.kept import drop_kernels as drop_kernels
 from neural_similarity.nn.layer import SimilarityLayer as SimilarityLayer
 from neural_similarity.nn.layer import is_dynamic as is_dynamic
 from neural_similarity.nn.layer import register as register

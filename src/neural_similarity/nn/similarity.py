@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, Self, get_args, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from neural_similarity.choices import require_known
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.kept import drop_kernel, kept_kernel, may_keep
 from neural_similarity.nn.modes import evaluation_mode
 from neural_similarity.nn.predictor import Predictor, SphereNet
 from neural_similarity.nn.shared import shared_part
@@ -207,32 +206,11 @@ class StaticSimilarity(nn.Module):
         return folded.view(weight.shape)
 
     def forward(self, layer: "Layer", x: Tensor) -> Tensor:
-        """The layer's output for its input `x`.
-
-        In evaluation without gradients its folded kernel is kept, see `ns.drop_kernels`.
-        """
+        """The layer's output for its input `x`."""
         weight = layer.weight
         # Of autocast's type at once, to which the convolution would cast it.
         dtype = autocast_dtype(weight) if isinstance(layer, nn.Module) else weight.dtype
-        if may_keep(self, weight):
-            settings = self.structure.settings()
-            numbers = self.matrix() if settings is None else self.raw
-            made_of = (self.structure, settings), numbers
-            return layer.static_forward(x, kept_kernel(self, made_of, weight, dtype, self.fold))
         return layer.static_forward(x, self.fold(weight, dtype))
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode; a kept kernel is dropped."""
-        drop_kernel(self)
-        return super().train(mode)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        drop_kernel(self)
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        drop_kernel(self)  # W moves, and its old memory need not stay.
-        return super()._apply(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """The spec, and how many numbers are learned."""
@@ -315,9 +293,8 @@ class DynamicSimilarity(nn.Module):
         """
         padded, frame = self.geometry.pad_input(x), self.frame
         if frame is not None and takes_layer(x):
-            operands = padded, weight, bias
-            spec, gain = self.spec.predictor, self.gain
-            parts = standard_parts(frame, spec, self.predictor, gain, operands)
+            made_of = self.spec.predictor, self.predictor, self.structure, self.gain
+            parts = standard_parts(frame, *made_of, (padded, weight, bias))
             if parts is not None:
                 return predicted_conv(parts, frame)
         structure = self.structure

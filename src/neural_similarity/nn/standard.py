@@ -35,13 +35,17 @@ def standard_parts(
     frame: LayerFrame,
     spec: object,
     predictor: nn.Module,
+    structure: StructureModule,
     gain: Tensor | None,
     operands: tuple[Tensor, Tensor, Tensor | None],  # x, W and the bias
 ) -> LayerTensors | None:
-    """The operator's tensors; None where a module of `predictor` is not as `spec` built it.
+    """The operator's tensors; None where a module is not as the frame and `spec` have it.
 
     The operator calls no module, so a hook, a replaced or a parametrised module declines it.
     """
+    kind = FullModule if frame.full else DiagonalModule
+    if type(structure) is not kind or not structure.residual:
+        return None
     if type(predictor) is not TwoLayersModule or predictor.spec is not spec:
         return None
     patch, last = predictor.patch, predictor.last

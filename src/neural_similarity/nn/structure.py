@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import pi
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from neural_similarity.choices import require_count, require_flag
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.modes import has_hooks
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.blocks import Axis, Blocks, check_blocks
 from neural_similarity.ops.pointwise import apply_gain
@@ -30,10 +29,6 @@ class StructureModule(nn.Module):
     def __init__(self, scalars: int):
         super().__init__()
         self.scalars = scalars
-
-    def settings(self) -> tuple[Any, ...] | None:
-        """All that M depends on beside raw, to be compared; None if it may be more than values."""
-        return None
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
         """M of predicted values (n, scalars, *positions) times gains (scalars,)."""
@@ -297,21 +292,10 @@ class _Unshared(StructureModule):
         return torch.cat([self.inner.initial(i) for i in range(self.count)])
 
 
-def _own_settings(module: StructureModule) -> tuple[Any, ...] | None:
-    """The class and the attributes; None for classes of others, or under hooks."""
-    if type(module).__module__ != __name__ or has_hooks(module):
-        return None
-    own = (value for name, value in vars(module).items() if not name.startswith("_"))
-    return type(module), *own
-
-
 class DiagonalModule(StructureModule):
     def __init__(self, taps: int, residual: bool):
         super().__init__(taps)
         self.residual = residual
-
-    def settings(self) -> tuple[Any, ...] | None:
-        return _own_settings(self)
 
     def forward(self, raw: Tensor) -> Tensor:
         return raw + 1 if self.residual else raw
@@ -330,9 +314,6 @@ class _Matrix(StructureModule):
         super().__init__(scalars)
         self.taps = taps
         self.residual = residual
-
-    def settings(self) -> tuple[Any, ...] | None:
-        return _own_settings(self)
 
     def with_identity(self, matrix: Tensor) -> Tensor:
         """`matrix` (n, K, K, *positions), plus I if there is a residual."""
