@@ -13,18 +13,26 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
 from tiny_images import TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
 from torch import nn
 from torch.export import export as export_program
+from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
 
 from neural_similarity.choices import install_command
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import export as command
+from neural_similarity.lab.cli import runs
+from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.session import load
+from neural_similarity.lab.train import pack_correct
 from neural_similarity.lab.train.exporting import (
     compare_logits,
+    facts_of,
     pads_by_size,
     trace_network,
     write_onnx,
@@ -35,13 +43,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*:UserWarning"),
 ]
+LONG = pytest.mark.long
+
+
+def unanswered(x):
+    """A network without an answer."""
+    return torch.zeros(len(x), 4)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Of a network of any size; its M is away from the identity."""
+    """Of a network of any size, trained in bf16; its M is away from the identity."""
     with tiny_world():
-        recipe = replace(TINY, model="resnet20", similarity="static-full", width=0.5, lr=0.05)
+        fields = {"model": "resnet20", "width": 0.5, "lr": 0.05, "precision": "bf16"}
+        recipe = replace(TINY, similarity="static-full", **fields)
         return session.train(recipe, out=tmp_path_factory.mktemp("run") / "run", device="cpu")
 
 
@@ -58,9 +73,6 @@ def test_onnx_for_any_batch_and_size(run, tmp_path, capsys, fold):
     agrees = r"onnxruntime agrees with torch on 32 test images: max .* at 8 and 10 pixels"
     assert re.search(agrees, told)
     content = onnx.load(file)
-    facts = {entry.key: entry.value for entry in content.metadata_props}
-    assert json.loads(facts["classes"]) == list(run.classes)
-    assert json.loads(facts["mean"]) == list(run.preprocess.mean)
     assert {node.op_type for node in content.graph.node} >= {"Conv", "Gemm"}
     runtime = onnxruntime.InferenceSession(file)
     for count, side in ((1, 8), (5, 12)):
@@ -81,23 +93,75 @@ def test_what_onnx_cannot_write_is_told_in_a_line(run, tmp_path, capsys, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
-def test_pt2_and_weights(run, tmp_path, capsys):
-    x = run.preprocess(make_dataset().test.pixels)
-    wanted = load(run)(x)
-    assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
-    assert "torch.export.load agrees with torch on 32" in capsys.readouterr().out
-    network = torch.export.load(tmp_path / "network.pt2").module()
-    assert (network(x) - wanted).abs().max() < 1e-4
-    assert export(run, "--format", "safetensors", "--fold") == 0
-    assert "read into a new network (similarity=None): max" in capsys.readouterr().out
-    assert (run.path / "network-folded.safetensors").exists()
+def read_export(run, file, words):
+    """What a program makes of a file: its network, and its texts."""
+    if "pt2" in words:
+        texts = dict.fromkeys(("classes", "mean", "std", "resize", "crop"), "")
+        return torch.export.load(file, extra_files=texts).module(), texts
+    if "safetensors" in words:
+        network = run.build(**({"similarity": None} if "--fold" in words else {})).eval()
+        network.load_state_dict(load_file(file))
+        with safe_open(file, "pt") as opened:
+            return network, opened.metadata()
+    runtime = onnxruntime.InferenceSession(file)
+    texts = runtime.get_modelmeta().custom_metadata_map
+    return lambda x: torch.from_numpy(runtime.run(None, {"images": x.numpy()})[0]), texts
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        pytest.param((), "onnxruntime agrees with torch on 32 test images", marks=LONG),
+        pytest.param(("--format", "pt2"), "torch.export.load agrees with torch on 32", marks=LONG),
+        (("--format", "safetensors"), "read into a new network (as the run has it): max"),
+        (("--format", "safetensors", "--fold"), "read into a new network (similarity=None): max"),
+    ],
+)
+def test_what_evaluate_scores_is_what_the_file_answers(run, tmp_path, capsys, words, told):
+    """In float32, image by image, after a training in bf16."""
+    file = tmp_path / "network"
+    assert export(run, *words, "--out", str(file)) == 0
+    lines = capsys.readouterr().out
+    assert told in lines
+    assert cli.main(["evaluate", str(run.path), "--device", "cpu", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    accuracy = f"{100 * scores['test_accuracy']:.2f} %"
+    kind = words[1] if words else "onnx"
+    assert lines.splitlines()[-1] == (
+        f"{kind}: accuracy {accuracy}, the run's {accuracy}, on 32 test images; 100.00 % of the "
+        "answers are equal"
+    )
+    network, texts = read_export(run, file, words)
+    images = make_dataset().test
+    answers = network(run.preprocess(images.pixels)).argmax(1)
+    assert pack_correct(answers == images.labels) == scores["test_correct"]
+    assert json.loads(texts["classes"]) == list(run.classes)
+    assert json.loads(texts["mean"]) == list(run.preprocess.mean)
+    assert json.loads(texts["std"]) == list(run.preprocess.std)
+    assert (texts["resize"], texts["crop"]) == ("8", "8")
+
+
+@pytest.mark.parametrize(("dataset", "side"), [("folder", 28), ("imagenet", 32)])
+def test_the_facts_of_a_file_make_the_input_that_the_run_sees(run, tmp_path, dataset, side):
+    file = tmp_path / "wide.png"
+    pixels = torch.randint(256, (56, 112, 3), generator=torch.Generator().manual_seed(0))
+    Image.fromarray(pixels.to(torch.uint8).numpy()).save(file)
+    recipe = replace(run.recipe, dataset=dataset, crop=0)
+    wide = {"channels": 3, "image_size": 28, "preprocess": Preprocess((0.5,) * 3, (0.25,) * 3)}
+    facts = facts_of(other := replace(run, recipe=recipe, **wide))
+    resize, crop, mean, std = (json.loads(facts[k]) for k in ("resize", "crop", "mean", "std"))
+    assert resize == side
+    steps = Resize(resize), CenterCrop(crop), ToTensor(), Normalize(mean, std)
+    with Image.open(file) as image:
+        wanted = Compose(steps)(image)
+    found = other.preprocess(runs._read_image(file, other)[None])[0]
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize(("sizes", "alone"), [([8], True), ([8, 10], False)])
 def test_a_network_of_one_size_is_told(run, tmp_path, capsys, monkeypatch, sizes, alone):
     monkeypatch.setattr(command, "trace_network", lambda *_: None)
-    monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: None)
+    monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: unanswered)
     monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, sizes))
     assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
     told = capsys.readouterr().out
@@ -119,7 +183,7 @@ def test_the_size_is_free_where_padding_does_not_depend_on_it(
     found = []
     monkeypatch.setattr(command, "pads_by_size", lambda _: by_size)
     monkeypatch.setattr(command, "trace_network", lambda *args: found.append(args[2]))
-    monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: None)
+    monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: unanswered)
     monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, [8]))
     assert export(run, "--format", "pt2", *words, "--out", str(tmp_path / "network.pt2")) == 0
     assert found == tried

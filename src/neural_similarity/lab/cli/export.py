@@ -16,7 +16,7 @@ from neural_similarity.lab.cli.runs import DataOptions, dataset_of, open_class_r
 from neural_similarity.lab.data import ImageSet
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.tasks.baselines import merge_baselines
-from neural_similarity.lab.train import Run, score_logits
+from neural_similarity.lab.train import Run, choose_runtime, predict_logits, score_logits
 from neural_similarity.lab.train.exporting import (
     ROUNDED,
     TOLERANCE,
@@ -33,6 +33,7 @@ from neural_similarity.lab.train.exporting import (
 )
 from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.run import load_network
+from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity.lab.train.weights import load_weights, packed_weights
 
 T = TypeVar("T")
@@ -41,12 +42,13 @@ CALIBRATION = 10
 """Batches of training images that tell the ranges of activations."""
 LIMIT = 120.0
 """Seconds of CPU time that an export for any image size may take."""
-DESCRIPTION = """Write a run's network for other programs, and check it on the run's test images.
+DESCRIPTION = """Write a run's network for other programs, and score the file on the run's images.
 
-onnx runs in onnxruntime, pt2 by torch.export.load, safetensors are weights. Batch and size stay
-free, where the network itself leaves them free. The size is fixed for networks that compute their
-padding from it (timm's tf_*) and where a free one takes over two minutes. --int8 quantises by
-PyTorch's pt2e (torchao).
+onnx runs in onnxruntime, pt2 by torch.export.load, safetensors are weights. The file says how
+images are resized, cropped and normalised; its accuracy on the test images is printed beside that
+of nsim evaluate. Batch and size stay free, where the network itself leaves them free. The size is
+fixed for networks that compute their padding from it (timm's tf_*) and where a free one takes over
+two minutes. --int8 quantises by PyTorch's pt2e (torchao).
 
 examples:
   nsim export runs/quickstart-seed0 --format onnx
@@ -80,7 +82,7 @@ class ExportOptions(DataOptions):
 
 
 def export(args: Sequence[str]) -> int:
-    """Write the file, read it again, and say what was checked."""
+    """Write the file, read it again, and say what was checked and how it scores."""
     options = parse_options(
         ExportOptions, args, prog="nsim export", description=DESCRIPTION, flags=True
     )
@@ -94,25 +96,30 @@ def export(args: Sequence[str]) -> int:
     path = options.out or run.path / f"{options.file_stem}.{options.format}"
     with new_file(path) as file:
         if options.format == "safetensors":
-            file.write(packed_weights(model, run.metadata))
+            file.write(packed_weights(model, run.metadata | facts_of(run)))
             file.flush()
             x = _first_batch(run, dataset.test)
-            lines = [_read_weights(run, whole, Path(file.name), x, options.fold)]
+            written, lines = _read_weights(run, whole, Path(file.name), x, options.fold)
         else:
-            lines = _export_program(run, model, file, (dataset.train, dataset.test), options)
+            parts = dataset.train, dataset.test
+            written, lines = _export_program(run, model, file, parts, options)
     print_line(f"{path}: {path.stat().st_size / 1000:,.1f} kB")
     for line in lines:
         print_line(line)
+    kind = "int8" if options.int8 else options.format
+    print_line(f"{kind}: {_score_text(run, whole, written, dataset.test)}")
     return 0
 
 
-def _read_weights(run: Run, model: nn.Module, path: Path, x: Tensor, folded: bool) -> str:
-    """How far a network that reads the file is from the run's own."""
+def _read_weights(
+    run: Run, model: nn.Module, path: Path, x: Tensor, folded: bool
+) -> tuple[nn.Module, list[str]]:
+    """A network that reads the file, and how far it is from the run's own."""
     again = fold(merge_baselines(run.build())) if folded else run.build()
     load_weights(path, again)
     worst, _ = compare_logits(model, again.eval(), x, BATCHES)
     kind = "similarity=None" if folded else "as the run has it"
-    return f"read into a new network ({kind}): max |Δlogit| {worst:.2e}"
+    return again, [f"read into a new network ({kind}): max |Δlogit| {worst:.2e}"]
 
 
 def _export_program(
@@ -121,10 +128,10 @@ def _export_program(
     file: BinaryIO,
     parts: tuple[ImageSet, ImageSet],
     options: ExportOptions,
-) -> list[str]:
+) -> tuple[NetworkFunction, list[str]]:
+    """The network that is read from the file, and what was checked, in lines."""
     train, test = parts
-    x, lines = _first_batch(run, test), list[str]()
-    facts = facts_of(run.classes, run.preprocess, run.image_size)
+    x, facts = _first_batch(run, test), facts_of(run)
 
     def write(free: bool) -> tuple[nn.Module, NetworkFunction]:
         """The exported network, and the one that is read from its file."""
@@ -144,21 +151,27 @@ def _export_program(
         network, written, x, BATCHES, ROUNDED if options.int8 else TOLERANCE
     )
     reader = "onnxruntime" if options.format == "onnx" else "torch.export.load"
-    lines.append(
+    agrees = (
         f"{reader} agrees with torch{' in int8' * options.int8} on {len(x)} test images: max "
         f"|Δlogit| {worst:.2e}, in batches of {', '.join(map(str, BATCHES))} and the rest, at "
         f"{' and '.join(map(str, sizes))} pixels"
     )
-    if len(sizes) == 1:
-        lines.append(f"the file takes images of {sizes[0]} pixels alone")
-    if options.int8:
-        whole, eight = (logits_of(one, _image_batches(run, test)) for one in (model, written))
-        lines.append(
-            f"int8: accuracy {_accuracy_percent(eight, test)}, "
-            f"in float {_accuracy_percent(whole, test)}, on {len(test):,} test images; "
-            f"{100 * _equal_answers(whole, eight):.2f} % of the answers are equal"
-        )
-    return lines
+    alone = [f"the file takes images of {sizes[0]} pixels alone"] * (len(sizes) == 1)
+    return written, [agrees, *alone]
+
+
+def _score_text(run: Run, model: nn.Module, written: NetworkFunction, test: ImageSet) -> str:
+    """The accuracy of the network that was read from a file, and that of the run's own."""
+    print_notice(f"scoring the file on {len(test):,} test images")
+    runtime = choose_runtime("cpu", SCORE_PRECISION, run.recipe.channels_last)
+    own = predict_logits(runtime.place_model(model), test, run.preprocess, runtime)
+    found = logits_of(written, _image_batches(run, test))
+    shares = [100 * score_logits(logits, test.labels).accuracy for logits in (found, own)]
+    equal = (found.argmax(1) == own.argmax(1)).double().mean().item()
+    return (
+        f"accuracy {shares[0]:.2f} %, the run's {shares[1]:.2f} %, on {len(test):,} test images; "
+        f"{100 * equal:.2f} % of the answers are equal"
+    )
 
 
 def _in_time(write: Callable[[bool], T], size: str, by_size: bool) -> T:
@@ -179,11 +192,3 @@ def _image_batches(run: Run, images: ImageSet) -> Iterator[Tensor]:
 
 def _first_batch(run: Run, images: ImageSet) -> Tensor:
     return run.preprocess(images.head(BATCH)).contiguous()
-
-
-def _accuracy_percent(logits: Tensor, images: ImageSet) -> str:
-    return f"{100 * score_logits(logits, images.labels).accuracy:.2f} %"
-
-
-def _equal_answers(one: Tensor, other: Tensor) -> float:
-    return (one.argmax(1) == other.argmax(1)).double().mean().item()

@@ -124,11 +124,11 @@ def read_random_window(
 def read_centre(path: Path, size: int) -> np.ndarray:
     """Pixels, uint8 (size, size, 3), of the centre of an image: the usual test crop of ImageNet.
 
-    torchvision's `Resize` makes the shorter side 256/224 of `size`, its `CenterCrop` cuts.
+    torchvision's `Resize` makes the shorter side `uncropped_side`, its `CenterCrop` cuts.
     """
     from torchvision.transforms import CenterCrop, Compose, Resize
 
-    shorter = round(size / CENTRE)
+    shorter = uncropped_side(size)
     transform = Compose([Resize(shorter), CenterCrop(size)])
 
     def centre_of(image: Image.Image) -> np.ndarray:
@@ -136,6 +136,11 @@ def read_centre(path: Path, size: int) -> np.ndarray:
         return np.asarray(transform(_show_upright(image, "RGB")))
 
     return _open_image(path, centre_of)
+
+
+def uncropped_side(size: int) -> int:
+    """The shorter side of an image of ImageNet before its centre is cut to `size`."""
+    return round(size / CENTRE)
 
 
 def _cover_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -14,7 +14,10 @@ from torch.export import Dim, ExportedProgram, export
 from torch.nn import functional as F
 
 from neural_similarity.choices import import_optional
+from neural_similarity.lab.data import imagenet
+from neural_similarity.lab.data.decoding import uncropped_side
 from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.train.run import Run
 
 NetworkFunction = Callable[[Tensor], Tensor]
 INPUT_NAME = "images"
@@ -204,10 +207,15 @@ def logits_of(network: NetworkFunction, images: Iterable[Tensor]) -> Tensor:
     return torch.cat([network(batch) for batch in images])
 
 
-def facts_of(classes: Sequence[str], preprocess: Any, size: int) -> dict[str, str]:
-    """The facts that users of the file need, as texts."""
-    scale = {"mean": list(preprocess.mean), "std": list(preprocess.std), "image_size": size}
-    how = "float32 (batch, channels, height, width), (pixels / 255 - mean) / std"
-    how += ", of 16 bits pixels / 65535"
-    texts = {key: json.dumps(value) for key, value in scale.items()}
-    return {"classes": json.dumps(list(classes)), "input": how} | texts
+def facts_of(run: Run) -> dict[str, str]:
+    """The facts that users of the file need, as texts: its classes, and how to make its input."""
+    size = run.image_size
+    resize = uncropped_side(size) if run.recipe.dataset == imagenet.NAME else size
+    scale = {"mean": run.preprocess.mean, "std": run.preprocess.std}
+    values = {"classes": run.classes, "image_size": size, "resize": resize, "crop": size} | scale
+    how = (
+        f"the shorter side resized to {resize} pixels, bilinear and antialiased; the central "
+        f"{size}x{size}; float32 (batch, channels, height, width), (pixels / 255 - mean) / std, "
+        "of 16 bits pixels / 65535"
+    )
+    return {"input": how} | {key: json.dumps(value) for key, value in values.items()}
