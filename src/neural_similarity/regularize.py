@@ -19,7 +19,7 @@ from neural_similarity.nn import (
     SphereConv2d,
     StaticSimilarity,
 )
-from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.modes import check_module, preserving_state
 
 __all__ = ["MEASURES", "Measure", "parameter_groups", "penalty"]
 __dir__ = public_names(__name__)
@@ -77,7 +77,8 @@ def parameter_groups(
         predictor_decay: of the predictors of dynamic M.
         sphere_decay: of hyperspherical kernels.
         logits: computes the outputs (N, K, ...) for K classes on some images, such as `lambda:
-            model(x)`; it is called once, and its memory is that of a training step.
+            model(x)`; it is called once, and its memory is that of a training step. Buffers, random
+            state and gradients are as before afterwards.
         momentum: β, for the rate.
 
     Raises:
@@ -114,10 +115,11 @@ def parameter_groups(
     trained = [p for group in found for p in group["params"]]
     if not trained:
         raise ValueError("`model` must have parameters that train for a learning rate, got none")
-    with _TwiceDifferentiable():
-        loss = _uniform_loss(logits())
-    with _without_hooks(trained):
-        curvature = _largest_curvature(loss, trained)
+    with preserving_state(model):
+        with _TwiceDifferentiable():
+            loss = _uniform_loss(logits())
+        with _without_hooks(trained):
+            curvature = _largest_curvature(loss, trained)
     limit = 2 * (1 + momentum) / curvature
     return [group | {"lr": _SHARE_OF_LIMIT * limit, "momentum": momentum} for group in found]
 

@@ -83,7 +83,7 @@ def step_stale_gradients(model, _x):
 MOVES = {
     "a buffer that training updates": (
         lambda model, x: model.train()(x),
-        "mean.mean, spectral.weight_u, spectral.weight_v",
+        "mean.mean. ns",
     ),
     "toggled on and trained": (thaw_and_train, "conv1.weight, conv1.bias"),
     "weight decay": (decay, "bn.weight"),
@@ -127,6 +127,25 @@ def test_what_moved_is_saved_as_extra_or_is_the_backbone_of_a_new_freeze(
     ns.freeze_backbone(frozen, train="fc")
     assert "changed" in caplog.text or move in ("a tensor added", "a module put in")
     ns.save_adapter(frozen, tmp_path / "a")
+
+
+@pytest.mark.parametrize("train", [(), "0"], ids=["frozen", "trained"])
+@pytest.mark.parametrize("norm", ["eval", "train"])
+@pytest.mark.parametrize("of", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_spectral_norm_trains_with_its_kernel_alone(x, tmp_path, of, norm, train):
+    layers = of(nn.Conv2d(3, 4, 3)), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+    backbone = nn.Sequential(*layers)
+    backbone(x)
+    model = ns.freeze_backbone(ns.convert(backbone, "static-full"), norm, train)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    for _ in range(3):
+        train_steps(model.train(), x, [p for p in model.parameters() if p.requires_grad])
+    vectors = [key for key in before if key.endswith(("_u", "_v"))]
+    moved = {key for key in vectors if not torch.equal(model.state_dict()[key], before[key])}
+    assert len(vectors) == 2
+    assert moved == (set(vectors) if train else set())
+    file = ns.save_adapter(model, tmp_path / "a")
+    assert ns.max_difference(ns.load_adapter(backbone, file), model, x) == 0
 
 
 CASTS = {

@@ -1,10 +1,13 @@
 """Freezing all of a network but its similarities."""
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from neural_similarity.conversion.backbone_state import (
     mark_frozen,
@@ -41,7 +44,8 @@ def freeze_backbone(
         model: A converted network.
         norm: "eval" keeps normalisation at its running statistics in training mode too, so that
             the backbone computes the same function; "train" lets it follow the mode, and
-            `save_adapter` writes the statistics.
+            `save_adapter` writes the statistics. The vectors of a spectral norm stay in either
+            case where its kernel is frozen, and are written where that trains.
         train: What else trains: names or globs of modules and parameters ("fc", "*.bn?"), or
             modules; () for nothing else.
 
@@ -64,9 +68,10 @@ def freeze_backbone(
         part.requires_grad_(True)
     inside = {part for similarity in similarities for part in similarity.modules()}
     outside = [m for m in model.modules() if m not in inside]
-    if norm == "eval":
-        hold_statistics(outside)
+    hold_statistics(outside, norms=norm == "eval")
     statistics = [] if norm == "eval" else _statistics(outside)
+    for module in _spectral_norms(outside, trained=True):
+        statistics += module.buffers(recurse=False)
     mark_trained(model, similarities, [*trained.values(), *statistics])
     if moved := mark_frozen(model, similarities):
         log.warning(_MOVED, moved)
@@ -78,13 +83,29 @@ def freeze_backbone(
     return model
 
 
-def hold_statistics(modules: Iterable[nn.Module]) -> None:
-    """Let the normalisation among modules use its running statistics in training mode, too."""
+def hold_statistics(modules: Collection[nn.Module], norms: bool = True) -> None:
+    """Let spectral norms of frozen kernels among modules keep their vectors in training mode, too.
+
+    With `norms`, normalisation keeps its running statistics.
+    """
+    held = [m for m in modules if norms and hasattr(m, "running_mean")]
+    for module in (*held, *_spectral_norms(modules, trained=False)):
+        hooks = _Held(module)
+        # Before others: a spectral norm may be one itself.
+        module.register_forward_pre_hook(hooks.restore_statistics, prepend=True)
+        module.register_forward_hook(hooks.hold_statistics, always_call=True)
+
+
+def _spectral_norms(modules: Iterable[nn.Module], trained: bool) -> Iterator[nn.Module]:
+    """The modules with the vectors of spectral norms, whose kernels train or are frozen."""
     for module in modules:
-        if hasattr(module, "running_mean"):
-            held = _Held(module)
-            module.register_forward_pre_hook(held.restore_statistics)
-            module.register_forward_hook(held.hold_statistics, always_call=True)
+        if isinstance(module, ParametrizationList):
+            parts = [part for part in module if isinstance(part, _SpectralNorm)]
+        else:
+            hooks = module._forward_pre_hooks.values()
+            parts = [module for hook in hooks if isinstance(hook, SpectralNorm)]
+        if parts and any(p.requires_grad for p in module.parameters(recurse=False)) == trained:
+            yield from parts
 
 
 def _statistics(modules: Iterable[nn.Module]) -> list[Tensor]:
@@ -128,7 +149,7 @@ def let_go(model: nn.Module) -> None:
 
 
 class _Held:
-    """Hooks that let a normalisation use its running statistics, whatever mode it is in.
+    """Hooks that run a module in evaluation mode, whatever mode it is in.
 
     Raises:
         ValueError: `update_bn` estimates new statistics, for which it sets the momentum to None.

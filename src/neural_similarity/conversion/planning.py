@@ -150,8 +150,9 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
 
 def _is_convolution(module: nn.Module) -> bool:
     """Whether a module is a convolution, also one of another class, such as timm's CondConv2d."""
-    own = hasattr(module, "kernel_size") and isinstance(getattr(module, "weight", None), Tensor)
-    return isinstance(module, _ConvNd) or own
+    if isinstance(module, _ConvNd):
+        return True
+    return hasattr(module, "kernel_size") and isinstance(getattr(module, "weight", None), Tensor)
 
 
 def _excluded_places(model: nn.Module) -> dict[nn.Module, str]:

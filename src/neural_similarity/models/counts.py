@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.choices import require_count
-from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.modes import check_module, preserving_state
 
 
 def parameters(model: nn.Module) -> int:
@@ -43,7 +43,7 @@ def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
         require_count("size", number)
     model = _without_norms(deepcopy(model).to("meta").eval().requires_grad_(False))
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
-    with FlopCounterMode(display=False) as counter:
+    with preserving_state(model), FlopCounterMode(display=False) as counter:
         model(torch.empty(1, *sizes, dtype=dtype, device="meta"))
     return counter.get_total_flops() // 2
 

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
+from neural_similarity.nn.modes import evaluation_mode
 from neural_similarity.ops.window import Window
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -80,7 +82,7 @@ def convolution_geometry(layer: _ConvNd) -> Geometry:
     Sizes are read from the weight, which a network may have replaced (as for grey images). A single
     number for stride, padding or dilation applies to every dimension.
     """
-    outer, inner, *taps = layer.weight.shape
+    outer, inner, *taps = _kernel_shape(layer)
     channels = inner * layer.groups, outer
     if layer.transposed:
         channels = outer, inner * layer.groups
@@ -96,6 +98,14 @@ def convolution_geometry(layer: _ConvNd) -> Geometry:
         groups=layer.groups,
         padding_mode=cast(PaddingMode, layer.padding_mode),
     )
+
+
+def _kernel_shape(layer: _ConvNd) -> Sequence[int]:
+    """In evaluation mode: a spectral norm in training mode moves when it is read."""
+    if not is_parametrized(layer, "weight"):
+        return layer.weight.shape
+    with evaluation_mode(cast(nn.ModuleDict, layer.parametrizations)):
+        return layer.weight.shape
 
 
 def repeat_per_dim(amount: int | Sequence[int], dims: int) -> tuple[int, ...]:

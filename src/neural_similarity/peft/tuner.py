@@ -240,7 +240,7 @@ def _hold_backbone(model: nn.Module) -> None:
     """Let normalisation keep its statistics, except in what an adapter has of its own."""
     let_go(model)
     hold_statistics(
-        part for name, part in model.named_modules() if _ADAPTERS_OWN.isdisjoint(name.split("."))
+        [part for name, part in model.named_modules() if _ADAPTERS_OWN.isdisjoint(name.split("."))]
     )
 
 
