@@ -142,6 +142,11 @@ def test_m_as_a_peft_adapter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run("docs/how-to/peft.md")
     assert not torch.equal(names["again"](names["images"]), names["pretrained"](names["images"]))
+    page, tools = (ROOT / "docs/how-to/peft.md").read_text("utf-8"), ROOT / "tests/tools"
+    for row in page.partition("|---|---|\n")[2].partition("\n\n")[0].splitlines():
+        tests = re.findall(r"`(\w+\.py)::(\w+)`", row)
+        assert tests, row
+        assert all(f"def {test}(" in (tools / file).read_text("utf-8") for file, test in tests), row
 
 
 def test_the_family():

@@ -208,8 +208,9 @@ def test_other_targets(backbone):
     inner, second = lora.base_model.model[0], pytest.warns(UserWarning, match="a second time")
     with second, pytest.raises(ValueError, match="'0', which has an adapter of another tuner"):
         peft.get_peft_model(nn.Sequential(inner), config(target_modules=["0"]))
-    with pytest.raises(ValueError, match="has a similarity already"):
-        wrapped(ns.convert(backbone, "static-full"), target_modules=["0"])
+    for targets in (["0"], None):
+        with pytest.raises(ValueError, match=r"has a similarity already.* ns\.fold\(model\)"):
+            wrapped(ns.convert(backbone, "static-full"), target_modules=targets)
     with pytest.raises(ValueError, match="nearest: static-full"):
         config("static-ful")
     with pytest.raises(ValueError, match="must start at the identity"):
@@ -447,3 +448,25 @@ def test_what_fails_late_leaves_kernels_trainable():
         peft.get_peft_model(backbone, config(**options))
     assert list(backbone) == parts
     assert all(parameter.requires_grad for parameter in backbone.parameters())
+
+
+def test_the_default_skips_layers_that_compute_their_kernel_and_says_so(backbone, x, caplog):
+    nn.utils.parametrizations.weight_norm(backbone[4])
+    y, model = backbone(x), wrapped(backbone)
+    assert "no M for '4': computes its kernel" in caplog.text
+    assert [n for n, m in model.base_model.model.named_children() if hasattr(m, "name")] == ["0"]
+    assert torch.equal(model(x), y)
+    with pytest.raises(ValueError, match="'4', which computes its kernel"):
+        wrapped(backbone, target_modules=["0", "4"])
+    nn.utils.parametrizations.weight_norm(backbone[0])
+    with pytest.raises(ValueError, match=r"got none: .*'0', '4': computes its kernel"):
+        wrapped(backbone)
+
+
+def test_the_default_on_a_network_that_standardises_its_kernels(caplog):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("nf_regnet_b0", pretrained=False)
+    model.features = nn.Conv2d(3, 3, 3)
+    found = wrapped(model).base_model.model
+    assert isinstance(found.features, ns.peft.NslLayer)
+    assert "'stem.conv'" in caplog.text

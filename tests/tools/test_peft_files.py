@@ -1,10 +1,12 @@
 """PEFT's adapters to and from files of `ns.save_adapter`: all of what was learned, or an error."""
 
+from collections import OrderedDict
 from copy import deepcopy
 
 import pytest
 import torch
 from moved import moved
+from safetensors import safe_open
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -113,6 +115,59 @@ def checkpointed():
 def compiled():
     torch.manual_seed(3)
     return torch.compile(nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)), backend="eager")
+
+
+def inside(wrap):
+    """A network that has its layers in a module that is wrapped, and a head outside."""
+    torch.manual_seed(3)
+    body = {"conv": nn.Conv2d(3, 3, 3), "norm": nn.BatchNorm2d(3), "last": nn.Conv2d(3, 4, 2)}
+    parts = {"body": wrap(nn.Sequential(OrderedDict(body))), "pool": nn.AdaptiveAvgPool2d(1)}
+    parts |= {"flat": nn.Flatten(), "head": nn.Linear(4, 2)}
+    return nn.Sequential(OrderedDict(parts)).eval()
+
+
+def compiled_once(module):
+    return torch.compile(module, backend="eager")
+
+
+PLACES = {
+    "plain": lambda: inside(nn.Sequential),
+    "checkpointed": lambda: inside(lambda body: nn.Sequential(checkpoint_wrapper(body))),
+    "compiled": lambda: compiled_once(inside(nn.Sequential)),
+    "part": lambda: inside(lambda body: nn.Sequential(compiled_once(body))),
+    "both": lambda: compiled_once(inside(lambda b: checkpoint_wrapper(nn.Sequential(b)))),
+}
+
+
+@pytest.mark.parametrize("bias", ["none", "all", "nsl_only"])
+@pytest.mark.parametrize("saved", PLACES)
+def test_files_do_not_know_what_is_compiled_or_checkpointed(saved, bias, x, tmp_path):
+    with torch.compiler.set_stance("force_eager"):
+        kind = {"modules_to_save": ["norm", "head"], "bias": bias}
+        model = peft.get_peft_model(PLACES[saved](), ns.peft.NslConfig(**kind)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1, alpha=int(parameter.requires_grad))
+        y = model(x)
+        model.save_pretrained(str(tmp_path))
+        for place in PLACES:
+            again = peft.PeftModel.from_pretrained(PLACES[place](), str(tmp_path)).eval()
+            assert torch.equal(again(x), y), place
+    with safe_open(tmp_path / "adapter_model.safetensors", "pt") as file:
+        assert not any("_orig_mod" in key or "_checkpoint" in key for key in file.keys())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("key", ["0.nsl_similarity.default.raw", "3.modules_to_save.default.bias"])
+def test_numbers_that_are_not_finite_are_refused_at_load(key, value, tmp_path):
+    model = peft.get_peft_model(classifier(3), ns.peft.NslConfig(modules_to_save=["3"]))
+    nn.init.constant_(model.base_model.model.get_parameter(key), value)
+    model.save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=rf"\.{key[0]}\..* of adapter 'bad' must hold finite"):
+        peft.PeftModel.from_pretrained(classifier(3), str(tmp_path), "bad")
+    other = peft.get_peft_model(classifier(3), ns.peft.NslConfig(modules_to_save=["3"]))
+    with pytest.raises(ValueError, match="adapter 'bad'"):
+        other.load_adapter(str(tmp_path), "bad")
 
 
 @pytest.mark.parametrize("network", [checkpointed, compiled])

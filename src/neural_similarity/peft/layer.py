@@ -1,10 +1,12 @@
 """The layer of PEFT's that holds the similarities of all adapters."""
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
+from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
@@ -24,13 +26,15 @@ class NslLayer(nn.Module, BaseTunerLayer):
 
     adapter_layer_names = ("nsl_similarity",)
 
-    def __init__(self, base_layer: nn.Module, adapter_name: str, config: NslConfig):
+    def __init__(self, base_layer: nn.Module, adapter_name: str, config: NslConfig, name: str):
         super().__init__()
+        self.name = name
         self.base_layer = base_layer
         self.nsl_similarity = nn.ModuleDict()
         self.merged_adapters = []
         self._active_adapter = adapter_name
-        self._plain_kernel: list[nn.Parameter] = []  # In a list, not in the state dict.
+        # Without and with M, while adapters are merged; in a tuple, so not in the state dict.
+        self._kernels: tuple[nn.Parameter, Tensor] | None = None
         unit = "channels" if hasattr(base_layer, "in_channels") else "features"
         self.in_features = getattr(base_layer, f"in_{unit}")
         self.out_features = getattr(base_layer, f"out_{unit}")
@@ -49,11 +53,30 @@ class NslLayer(nn.Module, BaseTunerLayer):
         """Those of the adapters that the layer has."""
         return [name for name in names if name in self.nsl_similarity]
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The layer's output with the similarities of the active adapters."""
+    def forward(
+        self, x: Tensor, *args: Any, adapter_names: Sequence[str] | None = None, **kwargs: Any
+    ) -> Tensor:
+        """The layer's output with the similarities of the active adapters, or of every row's.
+
+        Raises:
+            ValueError: `adapter_names` has not one name for each row of `x`.
+        """
+        ModulesToSaveWrapper._check_forward_args(cast(Any, self), x, adapter_names=adapter_names)
         if self.disable_adapters and self.merged:
             self.unmerge()
-        names = self.adapters_here(self.active_adapters)
+        if not adapter_names:
+            return self._forward_with(self.active_adapters, x, *args, **kwargs)
+        order = sorted(range(len(x)), key=adapter_names.__getitem__)
+        parts = [
+            self._forward_with([name], x[[*rows]], *args, **kwargs)
+            for name, rows in groupby(order, adapter_names.__getitem__)
+        ]
+        return torch.cat(parts)[sorted(range(len(x)), key=order.__getitem__)]
+
+    def _forward_with(
+        self, adapters: Collection[str], x: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        names = self.adapters_here(adapters)
         if self.disable_adapters or self.merged or not names:
             return self.base_layer(x, *args, **kwargs)
         base = cast(Any, self.get_base_layer())
@@ -71,30 +94,52 @@ class NslLayer(nn.Module, BaseTunerLayer):
         """Fold the similarities of adapters, by default of the active ones, into the kernel.
 
         Raises:
-            ValueError: one of them is dynamic; or with `safe_merge` the kernel is not finite.
+            ValueError: one of them is dynamic; with `safe_merge` the kernel is not finite; or as
+                `unmerge`.
         """
         names = self.adapters_here(check_adapters_to_merge(self, adapter_names))
         if dynamic := self._dynamic(names):
-            raise ValueError(f"`adapter_names` to merge must be static, got the dynamic {dynamic}")
+            raise ValueError(
+                f"{self.name!r}: `adapter_names` to merge must be static, got the dynamic {dynamic}"
+            )
         if not names:
             return
-        base = self.get_base_layer()
-        weight = cast(nn.Parameter, base.weight)
-        plain = next(iter(self._plain_kernel), weight)
+        base, plain = self.get_base_layer(), self._plain_kernel()
+        weight, merged = cast(nn.Parameter, base.weight), [*self.merged_adapters, *names]
         with torch.no_grad():
-            kernel = self._kernel_with([*self.merged_adapters, *names], plain.to(weight))
+            kernel = self._kernel_with(merged, plain.to(weight))
         if safe_merge and not kernel.isfinite().all():
-            raise ValueError(f"the kernel with {names} merged must be finite, got NaN or infinity")
-        self._plain_kernel, base.weight = [plain], nn.Parameter(kernel, weight.requires_grad)
-        self.merged_adapters.extend(names)
+            raise ValueError(
+                f"{self.name!r}: the kernel with {names} merged must be finite, got NaN or infinity"
+            )
+        base.weight = nn.Parameter(kernel.clone(), weight.requires_grad)
+        self._kernels, self.merged_adapters = (plain, kernel), merged
 
     def unmerge(self) -> None:
-        """Put the kernel without M back."""
-        if self._plain_kernel:
-            base, plain = self.get_base_layer(), self._plain_kernel.pop()
-            plain.data = plain.data.to(cast(nn.Parameter, base.weight))
-            base.weight = plain
-            self.merged_adapters.clear()
+        """Put the kernel without M back.
+
+        Raises:
+            ValueError: the kernel was written while adapters were merged.
+        """
+        if self._kernels is None:
+            return
+        base, plain = self.get_base_layer(), self._plain_kernel()
+        plain.data = plain.data.to(cast(nn.Parameter, base.weight))
+        base.weight = plain
+        self._kernels, self.merged_adapters = None, []
+
+    def _plain_kernel(self) -> nn.Parameter:
+        """The kernel without M, which would take the place of one that was written."""
+        weight = cast(nn.Parameter, self.get_base_layer().weight)
+        if self._kernels is None:
+            return weight
+        plain, merged = self._kernels
+        if not torch.allclose(weight, merged.to(weight), rtol=0, atol=0, equal_nan=True):
+            raise ValueError(
+                f"{self.name!r}: the kernel must stay as it is while {self.merged_adapters} are "
+                "merged, got one that was written; merge_and_unload() keeps what was written"
+            )
+        return plain
 
     @torch.no_grad()
     def sum_into(self, name: str, weights: Mapping[str, float]) -> None:

@@ -1,28 +1,46 @@
 """PEFT's tuner of similarities."""
 
+import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import wraps
 from math import isfinite
 from typing import Any, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
-from peft.utils import register_peft_method
+from peft.utils import ModulesToSaveWrapper, register_peft_method
 from peft.utils.integrations import skip_init_on_device
 from torch import nn
 
+from neural_similarity.conversion.adapter_values import check_finite
 from neural_similarity.conversion.freezing import hold_statistics, let_go
 from neural_similarity.conversion.planning import check_plan, make_plan
 from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.conversion.wrappers import CHECKPOINTED, COMPILED, is_wrapper, plain_name
 from neural_similarity.nn import Similarity, StaticSimilarity, sharing
-from neural_similarity.nn.layer import LAYER_CLASSES
+from neural_similarity.nn.layer import LAYER_CLASSES, has_similarity
 from neural_similarity.nn.own_forward import computes_kernel
 from neural_similarity.peft.config import NSL, NslConfig
 from neural_similarity.peft.layer import NslLayer
 
+log = logging.getLogger(__name__)
+_COMPUTED = "computes its kernel, so that nothing can be merged; ns.convert takes it"
+_CONVERTED = "has a similarity already; give PEFT ns.fold(model), or ns.unconvert(model) without M"
 _ADAPTERS_OWN = {"nsl_similarity", "modules_to_save"}
+
+
+def _in_all_layers(method: Callable[..., None]) -> Callable[..., None]:
+    """A method of PEFT's that changes all layers or, where it fails, none."""
+
+    @wraps(method)
+    def whole(self: BaseTuner, *args: Any, **kwargs: Any) -> None:
+        with whole_or_nothing(self.model):
+            method(self, *args, **kwargs)
+
+    return whole
 
 
 class NslModel(BaseTuner):
@@ -45,6 +63,46 @@ class NslModel(BaseTuner):
         with whole_or_nothing(model), sharing():
             super().inject_adapter(model, *args, **kwargs)
             _hold_backbone(model)
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *_: Any, **kwargs: Any) -> Generator[None]:
+        """Let `adapter_names` of a call name the adapter of every row, as in PEFT's LoRA."""
+        if (names := kwargs.get("adapter_names")) is None:
+            yield
+            return
+        self._check_rows(names)
+
+        def give_names(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            return args, kwargs | {"adapter_names": names}
+
+        with ExitStack() as stack:
+            # What is compiled already does not see new hooks.
+            if not torch.compiler.is_compiling():
+                with suppress(RuntimeError):  # The call itself is compiled.
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+            for part in self.modules():
+                if isinstance(part, NslLayer | ModulesToSaveWrapper):
+                    hook = part.register_forward_pre_hook(give_names, with_kwargs=True)
+                    stack.callback(hook.remove)
+            yield
+
+    def _check_rows(self, names: Sequence[str]) -> None:
+        """PEFT's own conditions, in its words, and one that it lacks."""
+        layers = nsl_layers(self.model).values()
+        heads = [part for part in self.modules() if isinstance(part, ModulesToSaveWrapper)]
+        used = {*names, *self.active_adapters} - {"__base__"}  # PEFT asks heads for the active one.
+        unknown = sorted(used.difference(*(layer.nsl_similarity for layer in layers)))
+        refused = "Cannot pass `adapter_names` when"
+        _require({
+            f"{refused} the model is in training mode.": not self.training,
+            f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}": not unknown,
+            f"{refused} there are merged adapters, please call `unmerge_adapter` first.": (
+                not any(layer.merged for layer in layers)
+            ),
+            f"{refused} one of {sorted(used)} has no `modules_to_save` where others have.": (
+                all(used <= {*head.modules_to_save} for head in heads)
+            ),
+        })  # fmt: skip
 
     @staticmethod
     def _check_target_module_exists(peft_config: Any, key: str) -> Any:
@@ -76,65 +134,58 @@ class NslModel(BaseTuner):
                 layer.sum_into(adapter_name, dict(zip(adapters, weights, strict=True)))
 
     def _check_sum(self, adapters: Sequence[str], weights: Sequence[float], name: str) -> None:
-        known = all(adapter in self.peft_config for adapter in adapters)
-        once = len({*adapters}) == len(adapters) == len(weights)
-        if not adapters or not known or not once:
-            raise ValueError(
-                f"`adapters` must be names of {', '.join(self.peft_config)}, one for each of "
-                f"`weights`, got {list(adapters)} and {list(weights)}"
-            )
-        if not all(map(isfinite, weights)):
-            raise ValueError(f"`weights` must be finite, got {list(weights)}")
-        if name in self.peft_config or "." in name:
-            raise ValueError(f"`adapter_name` must be new and have no dot, got {name!r}")
-        configs = [cast(NslConfig, self.peft_config[adapter]) for adapter in adapters]
-        if any(config.modules_to_save or config.bias != "none" for config in configs):
-            raise ValueError(
-                "`adapters` must have no `modules_to_save` and no biases, which have no sum"
-            )
-        parts = [
-            layer.nsl_similarity[adapter]
-            for layer in nsl_layers(self.model).values()
-            for adapter in layer.adapters_here(adapters)
-        ]
+        configs = [cast(NslConfig, self.peft_config[a]) for a in adapters if a in self.peft_config]
         texts = {str(config.similarity) for config in configs}
-        if len(texts) > 1 or not all(_is_linear(part) for part in parts):
-            raise ValueError(
-                "`adapters` must have one static similarity, linear in what it learns, got "
-                f"{', '.join(sorted(texts))}"
-            )
+        layers = nsl_layers(self.model).values()
+        parts = [layer.nsl_similarity[a] for layer in layers for a in layer.adapters_here(adapters)]
+        _require({
+            f"`adapters` must be names of {', '.join(self.peft_config)}, one for each of "
+            f"`weights`, got {list(adapters)} and {list(weights)}": (
+                0 < len({*adapters}) == len(configs) == len(weights)
+            ),
+            f"`weights` must be finite, got {list(weights)}": all(map(isfinite, weights)),
+            f"`adapter_name` must be new and have no dot, got {name!r}": (
+                name not in self.peft_config and "." not in name
+            ),
+            "`adapters` must have no `modules_to_save` and no biases, which have no sum": (
+                not any(config.modules_to_save or config.bias != "none" for config in configs)
+            ),
+            "`adapters` must have one static similarity, linear in what it learns, got "
+            f"{', '.join(sorted(texts))}": len(texts) == 1 and all(map(_is_linear, parts)),
+        })  # fmt: skip
 
     @skip_init_on_device
     def _prepare_adapter_config(self, peft_config: Any, model_config: Any) -> Any:
         del model_config
         if peft_config.target_modules is None:
-            names: Collection[str] = self.targeted_module_names
-            if not names:
-                reasons = make_plan(self.model, peft_config.spec, None)
-                check_plan(self.model, reasons, peft_config.spec, None)
-                names = [name for name, why in reasons.items() if why is None]
+            names = self.targeted_module_names or self._default_targets(peft_config.spec)
             peft_config.target_modules = exact_pattern(names)
         return peft_config
 
-    def _create_and_replace(
-        self,
-        peft_config: Any,
-        adapter_name: str,
-        target: nn.Module,
-        target_name: str,
-        parent: nn.Module,
-        current_key: str,
-        parameter_name: str | None = None,
-    ) -> None:
-        del parameter_name
+    def _default_targets(self, spec: Similarity) -> list[str]:
+        """What `ns.convert` converts, except layers that compute their kernel."""
+        reasons = make_plan(self.model, spec, None)
+        modules = dict(self.named_modules(remove_duplicate=False))
+        fit = [name for name, why in reasons.items() if why is None]
+        if computed := [name for name in fit if computes_kernel(modules[f"model.{name}"])]:
+            reasons |= dict.fromkeys(computed, _COMPUTED)
+            log.warning("no M for %s: %s", ", ".join(map(repr, computed)), _COMPUTED)
+        check_plan(self.model, reasons, spec, None)
+        if len(fit) == len(computed):
+            raise ValueError(f"`model` must have a layer without M, got none: each {_CONVERTED}")
+        return [name for name in fit if name not in computed]
+
+    def _create_and_replace(self, peft_config: Any, *args: Any, **kwargs: Any) -> None:
+        adapter_name, target, target_name, parent = args
         if is_wrapper(target):  # What it holds has the same plain name, and is the target.
             return
-        if isinstance(target, NslLayer):
-            _check_target(target.get_base_layer(), current_key, peft_config.spec)
+        name = plain_name(kwargs["current_key"])
+        ours = isinstance(target, NslLayer)
+        _check_target(target.get_base_layer() if ours else target, name, peft_config.spec)
+        if ours:
             target.update_layer(adapter_name, peft_config)
             return
-        _check_target(target, current_key, peft_config.spec)
-        layer = NslLayer(target, adapter_name, peft_config)
+        layer = NslLayer(target, adapter_name, peft_config, name)
         if adapter_name not in self.active_adapters:
             layer.requires_grad_(False)
         self._replace_module(parent, target_name, layer, target)
@@ -166,45 +217,57 @@ class NslModel(BaseTuner):
                 if isinstance(part, StaticSimilarity) and part.raw.dtype.itemsize < 4:
                     part.float()
 
+    merge_adapter = _in_all_layers(BaseTuner.merge_adapter)
+    unmerge_adapter = _in_all_layers(BaseTuner.unmerge_adapter)
+    set_adapter = _in_all_layers(BaseTuner.set_adapter)
+
     def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> Any:
-        model = super()._unload_and_optionally_merge(*args, **kwargs)
+        with whole_or_nothing(self.model):
+            model = super()._unload_and_optionally_merge(*args, **kwargs)
         let_go(cast(Any, model))
         return model
 
+    def named_modules(self, *args: Any, **kwargs: Any) -> Generator[tuple[str, Any]]:
+        """By the names that they had before they were compiled or checkpointed, as in files."""
+        for name, module in super().named_modules(*args, **kwargs):
+            yield plain_name(name), module
+
     @classmethod
-    def _get_adapter_state_dict(
-        cls,
-        model: nn.Module,
-        config: Any,
-        adapter_name: str,
-        state_dict: dict[str, torch.Tensor],
-        unwanted_adapter_names: list[str],
-    ) -> dict[str, torch.Tensor]:
-        """As PEFT's, also behind checkpoint_wrapper, which renames modules and not tensors."""
-        ours = [f".nsl_similarity.{adapter_name}."] + [".base_layer.bias"] * (
-            config.bias == "nsl_only"
-        )
-        state = super()._get_adapter_state_dict(
-            model, config, adapter_name, state_dict, unwanted_adapter_names
-        )
-        return state | {k: t for k, t in state_dict.items() if any(part in k for part in ours)}
+    def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """As PEFT's, which looks there for `modules_to_save`, too, by the names of modules."""
+        state = kwargs["state_dict"]
+        state.update({plain_name(key): tensor for key, tensor in state.items()})
+        return super()._get_adapter_state_dict(*args, **kwargs)
 
     @classmethod
     def _remap_adapter_state_dict_for_load(
         cls, model: nn.Module, config: Any, adapter_name: str, state_dict: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """As PEFT's, also behind checkpoint_wrapper."""
-        own, named = ".nsl_similarity.", f".nsl_similarity.{adapter_name}."
-        state = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
-        return {k if named in k else k.replace(own, named): t for k, t in state.items()}
+        """As PEFT's, for names in the network that are compiled.
+
+        Raises:
+            ValueError: a number is not finite.
+        """
+        for key, tensor in state_dict.items():
+            check_finite(f"{key} of adapter {adapter_name!r}", tensor)
+        keys = {plain_name(key): key for key in model.state_dict()}
+        keys |= {cls._remove_adapter_name_from_key(k, adapter_name): k for k in keys.values()}
+        state = {plain_name(key): tensor for key, tensor in state_dict.items()}
+        state = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state)
+        return {keys.get(key, key): tensor for key, tensor in state.items()}
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
-        """As PEFT's, also for the tensors of predictors, which lie deeper."""
+        """As PEFT's, also for the tensors of predictors, which lie deeper, and without wrappers."""
+        key = plain_name(key)
         layer, own, rest = key.rpartition(f".nsl_similarity.{adapter_name}.")
-        if own:
-            return f"{layer}.nsl_similarity.{rest}"
-        return super()._remove_adapter_name_from_key(key, adapter_name)
+        plain = f"{layer}.nsl_similarity.{rest}"
+        return plain if own else super()._remove_adapter_name_from_key(key, adapter_name)
+
+
+def _require(conditions: Mapping[str, bool]) -> None:
+    for message in (message for message, holds in conditions.items() if not holds):
+        raise ValueError(message)
 
 
 def nsl_layers(model: nn.Module) -> dict[str, NslLayer]:
@@ -226,7 +289,9 @@ def _check_target(layer: nn.Module, name: str, spec: Similarity) -> None:
     elif isinstance(layer, tuple(kinds)):
         why = make_plan(layer, spec, [""])[""]
         if why is None and computes_kernel(layer):
-            why = "computes its kernel, so that nothing can be merged; ns.convert takes it"
+            why = _COMPUTED
+        elif has_similarity(layer):
+            why = _CONVERTED
     else:
         why = f"is a {type(layer).__name__}"
     if why is not None:
