@@ -30,6 +30,7 @@ from neural_similarity.lab.terminal import one_line
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.run import command_of, load_network
+from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity.nn import is_dynamic
 
 TOP = 3
@@ -197,7 +198,7 @@ def dataset_of(run: Run, options: DataOptions) -> Dataset:
 
 def _load_with_runtime(run: Run, options: RunOptions) -> tuple[Runtime, nn.Module]:
     """The runtime, and the run's network, which is not placed on its device yet."""
-    runtime = training.choose_runtime(options.device, "fp32", run.recipe.channels_last)
+    runtime = training.choose_runtime(options.device, SCORE_PRECISION, run.recipe.channels_last)
     return runtime, load_network(run, options.checkpoint)
 
 

@@ -50,7 +50,8 @@ MAP_NOTE = (
     "out; none on a test image. M's rate by curvature is found on a run's labelled images. A "
     "cell's networks normalise by running statistics of the new images or by the backbone's: by "
     "those with which the untrained network classifies more of the labelled images of all draws. "
-    "SSF keeps the backbone's. All runs are in bfloat16."
+    "SSF keeps the backbone's. Runs train in bfloat16, and are scored in it where nothing else is "
+    "named."
 )
 RATES_NOTE = (
     'Accuracy, %, of static full M by learning rate, over the same draws; "by curvature" is the '

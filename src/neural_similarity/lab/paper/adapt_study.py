@@ -30,7 +30,8 @@ from neural_similarity.lab.train.scoring import unpack_correct
 LEADS_NOTE = (
     "Leads are those of M in points, with 95 % intervals over test images (and draws, crossed, "
     "from three draws on) and p-values adjusted by Holm within a comparison. ± is the standard "
-    "deviation over draws. Runs are in bfloat16."
+    "deviation over draws. Runs train in bfloat16, and are scored in it where nothing else is "
+    "named."
 )
 
 

@@ -19,6 +19,7 @@ from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train.record import Outcome, Record
 from neural_similarity.lab.train.run import read_facts
+from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity.lab.train.task import Trial
 
 WAYS, QUERIES, TASK_SEED = 5, 15, 0
@@ -75,6 +76,8 @@ def _evaluation_json(run: FewShotRun, one: Evaluation) -> dict[str, Any]:
     words += evaluate_options(one.method, one.sizes, *facts)
     if one.statistics != METHODS[one.method].statistics:
         words += ["--batch-norm", one.statistics]
+    if (scored := one.summary.get("score_precision", run.precision)) != SCORE_PRECISION:
+        words += ["--precision", scored]
     return one.to_json() | {"summary": one.summary | {"command": shlex.join(words)}}
 
 
