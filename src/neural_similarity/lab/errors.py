@@ -18,6 +18,12 @@ class PeerDied(RunError):
     """Another process of the same run died; all surviving processes give the same message."""
 
 
+CONTENT_ERRORS = (
+    ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError
+)  # fmt: skip
+"""What reading a damaged file may raise."""
+
+
 @contextmanager
 def content_errors(path: Path) -> Iterator[None]:
     """Name the file in errors about what it holds.
@@ -27,9 +33,7 @@ def content_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError
-    ) as error:  # fmt: skip
+    except CONTENT_ERRORS as error:
         raise RunError(f"{path} cannot be read: {error!r}") from error
 
 

@@ -1,16 +1,23 @@
-"""Run folders forged in every file and every field: a page, or one line that names the file."""
+"""Run folders and results forged in every field: a page, or one line that names the file."""
 
 import copy
 import json
 from dataclasses import replace
 
 import pytest
+import torch
 from lab.cli.test_output import STEERING
+from lab.paper.test_adapt_map import tiny_map as tiny_map
+from reliability.works import reproduce_study
 from tiny_classes import BY_NAMES, tiny_classes_world
 from tiny_images import TINY, tiny_world
+from tiny_results import STATIC, TINY_RECIPES
+from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import report
+from neural_similarity.lab.paper import adapt_map, adapt_report, adapt_runs
+from neural_similarity.lab.train import pack_correct
 
 GONE = object()
 DEEP = json.loads("[" * 900 + "]" * 900)
@@ -88,6 +95,16 @@ def check(call, file, capsys):
     return code
 
 
+def check_forgeries(call, file, capsys, every=1):
+    """Check every forgery of a file, or one in so many; some are read and some are not."""
+    whole, codes = file.read_bytes(), set()
+    for content in list(forgeries(file))[::every]:
+        file.write_bytes(content)
+        codes.add(check(call, file, capsys))
+    file.write_bytes(whole)
+    assert codes == {0, 1}, file
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["named", "shots"])
 def test_a_report_of_forged_runs(runs, kind, monkeypatch, capsys):
@@ -99,12 +116,7 @@ def test_a_report_of_forged_runs(runs, kind, monkeypatch, capsys):
         return 0
 
     for file in files_of(runs[kind]):
-        whole, codes = file.read_bytes(), set()
-        for content in list(forgeries(file)):
-            file.write_bytes(content)
-            codes.add(check(call, file, capsys))
-        file.write_bytes(whole)
-        assert codes == {0, 1}, file
+        check_forgeries(call, file, capsys)
     steps = [step for logs in drawn for log in logs.values() for step, _ in log.get("loss", [])]
     assert all(isinstance(step, float) for step in steps)
 
@@ -114,3 +126,52 @@ def test_a_report_of_forged_runs(runs, kind, monkeypatch, capsys):
 def test_any_number_can_be_drawn(value):
     logs = {"$\\frac$": {"loss": [(0.0, value), (1e30, 1.0)]}}
     assert "data:image/png" in report._draw_curves(logs)
+
+
+def make_record(folder):
+    run = session.train(TINY_RECIPES[STATIC], name=STATIC, out=folder / "run", device="cpu")
+    assert cli.main(["record", str(run.path), "--results", "results"]) == 0
+
+
+def make_map(folder):
+    """Cells of runs whose images are right at random."""
+
+    def run_in_memory(recipe, *_):
+        right = torch.rand(40, generator=torch.Generator().manual_seed(recipe.seed)) < 0.5
+        return {"accuracy": 0.5, "trained": 7, "correct": pack_correct(right)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapt_runs, "run_in_memory", run_in_memory)
+        patch.setattr(adapt_runs, "_labelled_correct", lambda *_: 1)
+        adapt_runs.run_map(folder, folder / "results", lambda _: None)
+
+
+@pytest.fixture
+def small_map(monkeypatch):
+    """The map of one cell, of three draws."""
+    monkeypatch.setattr(adapt_map, "DRAWS", (1, 2, 3))
+    monkeypatch.setattr(adapt_report, "MAP_CELLS", (("rotation-30", 2),))
+    monkeypatch.setattr(adapt_report, "MAP_WAYS", adapt_runs.MAP_WAYS)
+
+
+RESULTS = {
+    "tiny": make_record,
+    "adapt-known": lambda _: reproduce_study(),
+    "adapt-map": make_map,
+}
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # What peft imports warns.
+@pytest.mark.usefixtures("tiny_table", "tiny_map", "small_map")
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_table_of_forged_results(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    RESULTS[name](tmp_path)
+    capsys.readouterr()
+    files = [*(tmp_path / "results").rglob("*.json")]
+    assert files
+    for file in files:
+        check_forgeries(
+            lambda: cli.main(["table", name, "--results", "results"]), file, capsys, every=5
+        )

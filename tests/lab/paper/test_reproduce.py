@@ -341,7 +341,7 @@ def test_time_is_that_of_earlier_runs_on_such_a_machine(tmp_path, monkeypatch, f
     here = {"cpu": "A CPU", "device": "cpu", "threads": 1, "precision": "fp32"}
     there = here | ({fact: 2 if fact == "threads" else "another"} if fact else {})
     for seed, seconds in ((8, 60), (9, 600), (10, 66)):
-        facts = {"seconds": seconds, "environment": there}
+        facts = {"seconds": seconds, "environment": there | {"torch": "2.15"}}
         write_by_hand(tmp_path / "results", PLAIN, seed, [1, 0], **facts)
     lines = lines_of(tmp_path, seeds=(1,), budget=0.5)
     known, unknown = training_seconds(lines, tmp_path / "results", "fp32")

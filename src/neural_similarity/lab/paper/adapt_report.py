@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.files import new_file
+from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.paper.adapt_map import (
     CHANGES,
     FIXED_RATES,
@@ -122,13 +123,15 @@ def read_cell(results: Path, change: str, labels: int) -> CellReport | None:
     draws = sorted(set.intersection(*(set(own) for own in drawn.values())))
     if len(draws) < LEAST_SEEDS or not all(found.values()):
         return None
-    correct = {way: _correct_images(own, draws) for way, own in found.items()}
-    leads = {
-        ours: leads_over_baselines(
-            {way: own for way, own in correct.items() if way not in OURS_BOTH or way == ours}, ours
-        )
-        for ours in OURS_BOTH
-    }
+    with content_errors(path):
+        correct = {way: _correct_images(own, draws) for way, own in found.items()}
+        leads = {
+            ours: leads_over_baselines(
+                {way: own for way, own in correct.items() if way not in OURS_BOTH or way == ours},
+                ours,
+            )
+            for ours in OURS_BOTH
+        }
     return CellReport(
         change=change,
         labels=labels,

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
 from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import Dataset, ImageSet, load_dataset
 from neural_similarity.lab.data.images import split_off
+from neural_similarity.lab.errors import CONTENT_ERRORS
 from neural_similarity.lab.paper.adapt_map import (
     CHANGES,
     DRAWS,
@@ -37,7 +38,7 @@ from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationT
 from neural_similarity.lab.train import Run, Runtime, choose_runtime, evaluate_model, pack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.environment import checkout_commit, describe_environment
-from neural_similarity.lab.train.files import hold_lock, record_layout
+from neural_similarity.lab.train.files import check_fields, hold_lock, record_layout
 from neural_similarity.lab.train.graph import plain_update
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity.lab.train.runtime import SCORE_PRECISION, cpu_threads
@@ -45,6 +46,8 @@ from neural_similarity.lab.train.runtime import SCORE_PRECISION, cpu_threads
 ReportLine = Callable[[str], None]
 RunTrial = Callable[..., dict[str, Any]]
 """Trains and scores a `MapRun`."""
+_KINDS = {"accuracy": float | int, "trained": int, "score_precision": str | None}
+"""Types of what tables show of runs, see `check_fields`."""
 HELD_OUT = 200
 """Training images of each class that rates are chosen on."""
 MEMORY = Path("in-memory")
@@ -96,8 +99,13 @@ def read_sheet(path: Path) -> Sheet:
     """
     try:
         content = read_json(path)
-        return Sheet(path, content, content.pop("runs"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        sheet = Sheet(path, content, content.pop("runs"))
+        if sheet.facts.get("statistics", "new") not in get_args(Statistics):
+            raise ValueError(f"`statistics` is {sheet.statistics!r:.80}")
+        for run in sheet.runs.values():
+            check_fields(run, _KINDS)
+        return sheet
+    except CONTENT_ERRORS as error:
         raise ValueError(f"{path} cannot be read as a sheet of runs: {error!r}") from error
 
 

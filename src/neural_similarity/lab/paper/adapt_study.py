@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.paper.adapt_map import MapRun, RateSearch, chosen_rate, missing_trials
 from neural_similarity.lab.paper.adapt_report import (
     accuracy_text,
@@ -112,7 +113,8 @@ class Study:
             lacking = {trial.draw for trial in trials if str(trial) not in runs}
             finished = [trial for trial in trials if trial.draw not in lacking]
             ran += len({trial.draw for trial in finished})
-            rows += self._cell_rows(cell.label, finished, runs) if finished else []
+            with content_errors(path):
+                rows += self._cell_rows(cell.label, finished, runs) if finished else []
         total = sum(len(cell.draws) for cell in self.cells)
         head = ("", "way", self.size[0], "rate", "accuracy, %", "lead of M", "p, adjusted")
         counts = f"{ran} of {total} comparisons have run."

@@ -356,9 +356,9 @@ def _machine_text(record: Record) -> str:
 
 def _code_commits(record: Record) -> str:
     """The commits of a run from its environment; older records name only the first."""
-    code = record.code
-    began = (code["commit"] or "")[:12] or f"version {code['version']}"
-    others = [c[:12] for c in commits_of(record.environment) if c != code["commit"]]
+    code, commit = record.code, record.code.get("commit") or ""
+    began = commit[:12] or f"version {code['version']}"
+    others = [c[:12] for c in commits_of(record.environment) if c != commit]
     text = " then ".join((began, *others))
     return f"{text} with local changes" if code["dirty"] else text
 

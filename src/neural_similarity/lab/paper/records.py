@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.files import read_json
+from neural_similarity.lab.errors import CONTENT_ERRORS
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks import task_of
+from neural_similarity.lab.train.files import check_fields
 from neural_similarity.lab.train.recipe import (
     MACHINE,
     TrainingRecipe,
@@ -24,6 +26,22 @@ from neural_similarity.lab.train.record import Outcome, Record, has_failed
 FREE: tuple[str, ...] = ("seed", *MACHINE)
 """Fields that may differ between a run and its recipe."""
 DIRTY = "-dirty"
+_NUMBER = float | int
+_KINDS = {
+    "budget": _NUMBER,
+    **dict.fromkeys(("code.version", "data.digest"), str),
+    "code.dirty": bool,
+    **{f"environment.{name}": str for name in ("cpu", "device", "precision", "torch")},
+    "environment.threads": int,
+    **dict.fromkeys(("code.commit", "environment.commit"), str | None),
+    **{f"{name}.parameters": int for name in ("summary", "training")},
+    **{f"{name}.seconds": _NUMBER for name in ("summary", "training")},
+    "training.steps": int,
+    **dict.fromkeys(("summary.trained", "summary.bytes", "data.classes"), int | None),
+    "summary.test_top5_error_percent": _NUMBER | None,
+    **dict.fromkeys(("start", "retrained", "learned"), dict | None),
+}
+"""Types of what tables show of records, see `check_fields`."""
 
 
 def records_folder(results: Path, name: str, budget: float) -> Path:
@@ -106,9 +124,13 @@ def read_record(path: Path) -> Record:
     """The record in a file."""
     try:
         content = read_json(path)
+        content.setdefault("training", content["summary"])
         task = task_of(RECIPES[content["recipe"]])
         recipe = recipe_from_json(content["config"], task.RUN.RECIPE)
         outcome = task.read_outcome(content, recipe)
+        check_fields(content, _KINDS)
+        for process in content["environment"].get("resumed", []):
+            check_fields(process, {"commit": str | None})
         return Record(
             **vars(outcome),
             path=path,
@@ -118,14 +140,14 @@ def read_record(path: Path) -> Record:
             code=content["code"],
             environment=content["environment"],
             data=content["data"],
-            training=content.get("training", content["summary"]),
+            training=content["training"],
             summary=content["summary"],
             start=content.get("start"),
             retrained=content.get("retrained"),
             learned=content.get("learned"),
             failed=_training_failed(content, outcome),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except CONTENT_ERRORS as error:
         raise ValueError(f"{path} cannot be read as a run record: {error!r}") from error
 
 

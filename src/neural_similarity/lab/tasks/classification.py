@@ -39,6 +39,7 @@ from neural_similarity.lab.train import (
     unpack_correct,
 )
 from neural_similarity.lab.train.checkpoint import TrainingState
+from neural_similarity.lab.train.files import check_fields
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
@@ -260,6 +261,7 @@ class ClassificationTask(Task[Run, Recipe]):
         share = right.sum().item() / len(right)
         if share != content["summary"]["test_accuracy"]:
             raise ValueError(f"its images say {share}, its summary {content['summary']}")
+        check_fields(content, {"summary.macs": int})
         return Outcome(stem=f"{recipe.seed}", correct=right, accuracies=right.double())
 
     @staticmethod

@@ -2,7 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,19 @@ def _layout_value(value: Any) -> str:
         entries = [json.dumps(entry) for entry in value]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     return f"{opening}\n    " + ",\n    ".join(entries) + f"\n  {closing}"
+
+
+def check_fields(content: Any, kinds: Mapping[str, Any]) -> None:
+    """Check fields of JSON: `kinds` has their types by dotted names, with None if one is optional.
+
+    Raises:
+        TypeError: a field has another type, or a number that is not finite or has over 64 bits.
+    """
+    for name, kind in kinds.items():
+        value = reduce(lambda part, key: part.get(key), name.split("."), content)
+        number = isinstance(value, int | float)
+        if not isinstance(value, kind) or (number and not abs(value) < 2**63):
+            raise TypeError(f"`{name}` is {value!r:.80}")
 
 
 @contextlib.contextmanager
