@@ -184,9 +184,7 @@ def test_arms_whose_images_do_not_differ_are_compared_by_students_t():
         for shift, side in ((-1.5, "greater"), (1.5, "less"))
     )
     assert equivalence_p(interval, 1.5) == pytest.approx(max(sides), abs=1e-5)
-    with pytest.raises(
-        ValueError, match=r"at least 2 seeds and 2 images, got .* and \(1, 12"
-    ):
+    with pytest.raises(ValueError, match=r"at least 2 seeds and 2 images, got .* and \(1, 12"):
         by_arm_and_image(ours, theirs[:1])
 
 
