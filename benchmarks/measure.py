@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from neural_similarity.lab.paper.costs import QUIET
+from neural_similarity_paper.tables.costs import QUIET
 
 LEAST_ROUNDS = 3
 """Fewest rounds in which a slow call is timed."""

@@ -20,14 +20,14 @@ from benchmarks.oracle import Checker, Errors
 from benchmarks.report import Group, Row
 from neural_similarity import models
 from neural_similarity.conversion import convert, fold
-from neural_similarity.lab.paper import TABLES
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.recipes.studies import CHEAPER
 from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.run import build_network
 from neural_similarity.nn import SIMILARITIES, format_similarity
 from neural_similarity.nn.text import required_similarity
 from neural_similarity.regularize import parameter_groups
+from neural_similarity_paper.recipes.studies import CHEAPER
+from neural_similarity_paper.tables import TABLES
 
 CLASSES = 10
 PREDICTORS = {

@@ -9,8 +9,8 @@ from benchmarks.networks import KNOWN, texts
 from benchmarks.plots import SIZES
 from benchmarks.report import Report, Row, comparisons, grouped, milliseconds, read
 from benchmarks.targets import TARGETS
-from neural_similarity.lab.paper.costs import is_current
-from neural_similarity.lab.paper.markdown import markdown_rows
+from neural_similarity_paper.tables.costs import is_current
+from neural_similarity_paper.tables.markdown import markdown_rows
 
 TEXT = Path(__file__).with_suffix(".md")
 """The title, then what is said under each heading, caveats of old reports among them."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.measure import Timing
 from neural_similarity.files import read_json, write_json
-from neural_similarity.lab.paper.costs import machine_name, timing_doubt
-from neural_similarity.lab.paper.markdown import markdown_rows
+from neural_similarity_paper.tables.costs import machine_name, timing_doubt
+from neural_similarity_paper.tables.markdown import markdown_rows
 
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "test_error": ("test error, %", "{:.2f}".format),

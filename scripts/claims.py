@@ -14,12 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from neural_similarity.lab.paper import TABLES, make_report, read_records
-from neural_similarity.lab.paper.markdown import interval_text, markdown_rows
-from neural_similarity.lab.paper.records import Record
-from neural_similarity.lab.paper.report import by_number, pooled_difference
-from neural_similarity.lab.paper.verdicts import Adjusted, Comparison, Verdict, judge_comparisons
 from neural_similarity.lab.train.statistics import by_image
+from neural_similarity_paper.tables import TABLES, make_report, read_records
+from neural_similarity_paper.tables.markdown import interval_text, markdown_rows
+from neural_similarity_paper.tables.records import Record
+from neural_similarity_paper.tables.report import by_number, pooled_difference
+from neural_similarity_paper.tables.verdicts import Adjusted, Comparison, Verdict, judge_comparisons
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -7,8 +7,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from neural_similarity import visualize
 from neural_similarity.lab import data, session
-from neural_similarity.lab.paper import TABLES
 from neural_similarity.lab.recipes import RECIPES
+from neural_similarity_paper.tables import TABLES
 
 # torch's first backward pass starts a thread for each device, even for one that FakeTensorMode
 # makes up, and a process with such threads cannot fork.

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import running
+from neural_similarity_paper.tables import running
 
 
 class Ended:

@@ -8,8 +8,8 @@ from pathlib import Path
 import claims
 import pytest
 
-from neural_similarity.lab.paper import TABLES, make_report, read_costs, to_markdown
-from neural_similarity.lab.paper.markdown import (
+from neural_similarity_paper.tables import TABLES, make_report, read_costs, to_markdown
+from neural_similarity_paper.tables.markdown import (
     interval_text,
     judge_differences,
     our_result,

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError, PathDistribution
 from pathlib import Path
@@ -15,13 +16,13 @@ import pytest
 
 import neural_similarity as ns
 from neural_similarity.choices import EXTRA, install_command
-from neural_similarity.lab.cli import recipes
-from neural_similarity.lab.recipes.listing import LIST, list_content
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "neural_similarity"
 LIBRARY = "ops functional nn models conversion regularize visualize testing hub peft files".split()
-LABORATORY = ("data", "train", "tasks", "session", "recipes", "paper", "theory", "cli")
+LABORATORY = ("data", "train", "tasks", "session", "recipes", "cli")
+PAPER_SOURCES = ROOT / "src" / "neural_similarity_paper"
+PAPER = ("recipes", "tables", "theory", "studies", "cli")
 IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({EXTRA}))\n"
 USE = """
@@ -125,6 +126,36 @@ def test_help_and_lists_load_no_torch(words):
     assert run(code).stderr.splitlines()[-1] == "False"
 
 
+WITHOUT_THE_CLONE = """
+import sys
+sys.path = [{target!r}, *(path for path in sys.path if not path.endswith("src"))]
+import neural_similarity
+assert neural_similarity.__file__.startswith({target!r})
+from neural_similarity.lab.cli import main
+sys.exit(main({words}))
+"""
+
+
+@pytest.mark.long
+def test_the_wheel_says_what_needs_a_clone_and_lists_its_own_recipes(tmp_path):
+    """Built and unpacked, beside the requirements that are installed here."""
+    build = ["uv", "build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT]
+    subprocess.run(build, check=True)
+    (wheel,), target = tmp_path.glob("*.whl"), str(tmp_path / "wheel")
+    zipfile.ZipFile(wheel).extractall(target)
+    for command in ("table", "reproduce", "record", "theory"):
+        for words in ([command, "4"], [command, "--help"]):
+            done = run(WITHOUT_THE_CLONE.format(target=target, words=words))
+            assert done.returncode == 2, done.stderr
+            assert f"nsim {command} needs a clone of the repository" in done.stderr
+    done = run(WITHOUT_THE_CLONE.format(target=target, words=["recipes", "--all"]))
+    names = [line.split()[0] for line in done.stdout.splitlines() if line]
+    assert {"quickstart", "fewshot-quickstart", "adapt"} <= set(names)
+    assert "cifar10-cnn" not in names
+    done = run(WITHOUT_THE_CLONE.format(target=target, words=["train", "cifar10-cnn"]))
+    assert "no recipe is named 'cifar10-cnn'" in done.stderr
+
+
 def test_importing_loads_nothing_heavy():
     heavy = ["torchvision", "triton", "matplotlib", "PIL", "tyro", "rich", "scipy", "pandas"]
     code = (
@@ -152,24 +183,15 @@ def test_type_checkers_see_the_same_names():
     assert sorted(seen) == sorted(set(ns.__all__) - {"nn"})
 
 
-def test_the_list_of_recipes_is_theirs():
-    """`python -m neural_similarity.lab.recipes` writes it."""
-    assert LIST.read_text(encoding="utf-8") == list_content()
-
-
-def test_what_is_written_twice_to_load_no_torch_is_the_same():
-    assert recipes.LIST == LIST
-
-
-def files(room):
-    path = SOURCES / room
+def files(room, sources=SOURCES):
+    path = sources / room
     return [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.rglob("*.py")
 
 
-def imported(room, package, rooms):
+def imported(room, package, rooms, sources=SOURCES):
     """The other rooms of `rooms` that a room's files import, rooms of `package`."""
     found = set()
-    for file in files(room):
+    for file in files(room, sources):
         for module, names in IMPORT.findall(file.read_text()):
             if module == package:
                 found |= {name.strip().split(" ")[0] for name in names.split(",")}
@@ -181,7 +203,9 @@ def imported(room, package, rooms):
 def described():
     """The imports in the table of modules."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| `(?:lab/)?(\w+)[/.`][^|]*\| ([\w, ]*) \|", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(?:lab/)?([\w/]+?)[/.]?(?:py)?`[^|]*\| ([\w, ]*) \|", text, re.MULTILINE
+    )
     return {(room, other) for room, others in rows for other in others.split(", ") if other}
 
 
@@ -192,10 +216,20 @@ def test_the_table_has_the_imports_and_no_others():
     for room in LABORATORY:
         others = imported(f"lab/{room}", "neural_similarity.lab", LABORATORY)
         arrows |= {(room, other) for other in others}
+    for room in PAPER:
+        others = imported(
+            room, "neural_similarity_paper", PAPER, SOURCES.with_name(f"{SOURCES.name}_paper")
+        )
+        arrows |= {(f"paper/{room}", other) for other in others}
     assert described() | {("lab", "library")} == arrows
 
 
 def test_every_room_is_described():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    for room in (*LIBRARY, *(f"lab/{name}" for name in LABORATORY), "benchmarks"):
+    for room in (
+        *LIBRARY,
+        *(f"lab/{name}" for name in LABORATORY),
+        "benchmarks",
+        *(f"paper/{name}" for name in PAPER),
+    ):
         assert re.search(rf"^\| `{room}[/.`]", text, re.MULTILINE), room

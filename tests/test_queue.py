@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 TABLES = """
 import sys
 from neural_similarity.lab import cli
-from neural_similarity.lab.paper import TABLES
-from neural_similarity.lab.paper.tables import Panel, Row, Table
+from neural_similarity_paper.tables import TABLES
+from neural_similarity_paper.tables.data import Panel, Row, Table
 
 TABLES["quick"] = Table("Quick", (Panel("Quick", "error", (Row("quick", "quickstart", 1.0),)),))
 sys.exit(cli.main(["reproduce", *sys.argv[1:]]))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from neural_similarity.lab.paper import TABLES
+from neural_similarity_paper.tables import TABLES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

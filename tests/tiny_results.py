@@ -7,13 +7,13 @@ import pytest
 import torch
 from tiny_images import TINY, use_tiny_images
 
-from neural_similarity.lab.paper import TABLES, Scope, missing_lines, wanted_records
-from neural_similarity.lab.paper.records import records_folder
-from neural_similarity.lab.paper.tables import Panel, Row, Table
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import pack_correct
 from neural_similarity.lab.train.recipe import recipe_to_json, scale_recipe
 from neural_similarity.nn import Diagonal, Static
+from neural_similarity_paper.tables import TABLES, Scope, missing_lines, wanted_records
+from neural_similarity_paper.tables.data import Panel, Row, Table
+from neural_similarity_paper.tables.records import records_folder
 
 PLAIN, STATIC = "tiny-plain", "tiny-static"
 TINY_RECIPES = {

@@ -22,11 +22,11 @@ from tiny_results import STATIC, TINY_RECIPES
 import neural_similarity as ns
 from neural_similarity.files import new_file
 from neural_similarity.lab import cli, session
-from neural_similarity.lab.cli import adapt_studies
-from neural_similarity.lab.paper import running
-from neural_similarity.lab.paper.adapt_unlabelled import KNOWN_CHANGES
 from neural_similarity.lab.train import pack_correct
 from neural_similarity.ops.native import compiling
+from neural_similarity_paper.cli import studies
+from neural_similarity_paper.studies.adapt_unlabelled import KNOWN_CHANGES
+from neural_similarity_paper.tables import running
 
 TIMES = "seconds", "images_per_second", "environment", "code"
 """Keys of JSON whose values differ from run to run."""
@@ -179,7 +179,7 @@ def reproduce_study():
         return {"accuracy": 0.5, "trained": 0, "correct": pack_correct(right)}
 
     study = replace(KNOWN_CHANGES, cells=KNOWN_CHANGES.cells[:1], run_trial=run_trial)
-    with patch.dict(adapt_studies.STUDIES, {study.name: (study.title, study.run)}):
+    with patch.dict(studies.STUDIES, {study.name: (study.title, study.run)}):
         return cli.main(f"reproduce {study.name} --data . --results results".split())
 
 

@@ -70,7 +70,10 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
     [
         (["trian"], "no command is named 'trian'; did you mean 'train'?"),
         (["train", "cifar10-cn"], "no recipe is named 'cifar10-cn'; did you mean 'cifar10-cnn'?"),
-        (["train", "xyz"], "no recipe is named 'xyz'; there are quickstart, cifar10-cnn, "),
+        (
+            ["train", "xyz"],
+            "no recipe is named 'xyz'; there are quickstart, fewshot-quickstart, adapt, cifar10-cnn, ",
+        ),
         (["train", "--momentun", "0.5"], "--momentum"),
         (["train", "--variant", "released"], "`variant` released exists for cifar10-cnn, "),
         (["train", "cifar10-cnn", "--variant=tf"], "must be one of paper, released, got 'tf'"),

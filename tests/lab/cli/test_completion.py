@@ -26,9 +26,7 @@ def script(tmp_path_factory):
         ("train fewshot-quick", "fewshot-quickstart"),
         ("train quickstart --batch-s", "--batch-size"),
         ("train adapt --backb", "--backbone"),
-        ("table 6-f", "6-fc100"),
-        ("reproduce adapt-con", "adapt-continual"),
-        ("reproduce response-m", "response-mini100"),
+        ("train rotation-90-tu", "rotation-90-turn"),
         ("report --o", "--out"),
     ],
 )

@@ -4,94 +4,70 @@ import io
 import json
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 
-from neural_similarity.files import read_json
-from neural_similarity.lab.cli.help_pages import COLOUR, PAGES, kept_page, print_page
-from neural_similarity.lab.cli.parsed_help import (
-    COMMAND_LINES,
-    RECIPE_LINES,
-    pages_content,
-    parsed_page,
-)
-from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.cli.help_pages import help_page, page_path, print_page
+from neural_similarity.lab.cli.page_writing import COMMAND_LINES, parsed_page
+from neural_similarity.lab.cli.recipes import listed_families, recipe_lists
+from neural_similarity.lab.recipes import FAMILIES, RECIPES
+from neural_similarity.lab.recipes.basic import FAMILIES as BASIC
+from neural_similarity.lab.recipes.listing import list_text
 
-KINDS = {type(recipe): f"train {name}" for name, recipe in RECIPES.items()}
-EVERY_KIND = (*COMMAND_LINES, *KINDS.values())
 CHILD = """
 import io, json, sys
 sys.modules["torch"] = sys.modules["tyro"] = None  # Importing either is an error.
 from neural_similarity.lab.cli import main
 
-def told(words):
+def shown(words):
     sys.stdout = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     code = main(words)
     return [code, sys.stdout.buffer.getvalue().decode()]
 
 lines = [[*line.split(), option] for line in json.load(sys.stdin) for option in ("--help", "-h")]
-sys.__stdout__.write(json.dumps([told(line) for line in (["trian"], ["--version"], *lines)]))
+sys.__stdout__.write(json.dumps([shown(line) for line in (["trian"], ["--version"], *lines)]))
 """
 
-same_parser = pytest.mark.skipif(
-    read_json(PAGES)["tyro"] != version("tyro"), reason="the pages are of another tyro"
-)
 
-
-@pytest.fixture(scope="module")
-def parsed():
-    return {line: parsed_page(line) for line in EVERY_KIND}
-
-
-@same_parser
-def test_help_without_torch_is_what_the_parser_prints(parsed, monkeypatch):
+def test_help_without_torch_is_what_the_parser_prints(monkeypatch):
+    """`python -m neural_similarity.lab.cli` writes the pages."""
     monkeypatch.setenv("COLUMNS", "80")
+    parsed = {line: parsed_page(line) for line in COMMAND_LINES.values()}
     command = [sys.executable, "-W", "error", "-c", CHILD]
     child = subprocess.run(
         command, input=json.dumps(list(parsed)), capture_output=True, text=True, check=True
     )
-    pages = [[0, COLOUR.sub("", page)] for page in parsed.values() for _ in range(2)]
     mistaken, versions, *printed = json.loads(child.stdout)
-    assert printed == pages
+    assert printed == [[0, page] for page in parsed.values() for _ in range(2)]
     assert mistaken == [2, ""]
     assert versions[0] == 0
 
 
-@same_parser
-def test_pages_keep_the_colours_of_the_parser(parsed):
-    """`python -m neural_similarity.lab.cli` writes them."""
-    assert {line: kept_page(line) for line in parsed} == parsed
-
-
-@same_parser
-@pytest.mark.long
-def test_pages_of_all_recipes_are_the_parsers():
-    lines = COMMAND_LINES + RECIPE_LINES
-    assert PAGES.read_text("utf-8") == pages_content({line: parsed_page(line) for line in lines})
-
-
 @pytest.mark.parametrize(
-    ("columns", "encoding", "kept"),
+    ("columns", "encoding", "shown"),
     [("80", "utf-8", True), ("200", "utf-8", True), ("79", "utf-8", False), ("80", "ascii", False)],
 )
-def test_terminals_that_cannot_show_a_page_get_the_parsers(columns, encoding, kept, monkeypatch):
+def test_terminals_that_cannot_show_a_page_get_the_parsers(columns, encoding, shown, monkeypatch):
     screen = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setenv("COLUMNS", columns)
-    assert print_page(["train", "--help"]) == kept
+    assert print_page(["train", "--help"]) == shown
     assert not print_page(["train", "--lr", "1", "--help"])
 
 
-def test_a_terminal_gets_colours(monkeypatch):
-    screen = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    screen.isatty = lambda: True
-    monkeypatch.setattr("sys.stdout", screen)
-    for name, value in (("COLUMNS", "80"), ("TERM", "xterm")):
-        monkeypatch.setenv(name, value)
-    assert print_page(["train", "--help"])
-    assert screen.buffer.getvalue().decode() == kept_page("train")
+def test_a_recipes_page_is_its_kinds_and_says_what_differs():
+    page = help_page("train", "signs-full")
+    first, _, rest = page.partition("\n\n")
+    assert first.startswith("signs-full is adapt with --")
+    assert "--lr 0.03" in first
+    assert rest == page_path("train-adapt").read_text("utf-8") == help_page("train", "adapt")
+    assert help_page("train", "quickstart") == help_page("train")
 
 
-def test_every_recipe_has_a_page():
-    assert list(read_json(PAGES)["pages"]) == [*COMMAND_LINES, *RECIPE_LINES]
+def test_the_lists_of_recipes_are_theirs():
+    own, paper = recipe_lists()
+    others = {name: family for name, family in FAMILIES.items() if name not in BASIC}
+    assert own.read_text("utf-8") == list_text(BASIC)
+    assert paper.read_text("utf-8") == list_text(others)
+    rows = [row for family in listed_families().values() for row in family.rows]
+    assert [row[0] for row in rows] == list(RECIPES)

@@ -25,7 +25,6 @@ from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.files import locked_folder, remove_folder
 from neural_similarity.lab import cli, data, session
-from neural_similarity.lab.paper.records import read_records, recorded_budgets
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations
@@ -37,6 +36,7 @@ from neural_similarity.lab.train.checkpoint import (
     tidy,
 )
 from neural_similarity.ops.native import compiling
+from neural_similarity_paper.tables.records import read_records, recorded_budgets
 
 SHORT = replace(TINY, steps=8, drops=(5,), validation=16, checkpoint_every=2, evaluate_every=3)
 MOST_KINDS = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])]

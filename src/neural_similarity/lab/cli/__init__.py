@@ -11,12 +11,13 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed
 from neural_similarity.lab.cli.commands import Command, Commands, dispatch_command, print_line
-from neural_similarity.lab.cli.help_pages import print_page
+from neural_similarity.lab.cli.help_pages import COMMANDS_GROUP, print_page
 from neural_similarity.lab.errors import Interrupted, PeerDied, RunError, UsageError
 from neural_similarity.lab.terminal import one_line, plain_output
 
@@ -26,6 +27,21 @@ def _load_late(module: str, name: str) -> Command:
 
     def run(args: Sequence[str]) -> int:
         return getattr(import_module(f"{__name__}.{module}"), name)(args)
+
+    return run
+
+
+def _load_from_clone(name: str) -> Command:
+    """A command of the paper's house, which only a clone has."""
+
+    def run(args: Sequence[str]) -> int:
+        for entry in entry_points(group=COMMANDS_GROUP, name=name):
+            if find_spec(entry.value.partition(".")[0]):
+                return entry.load()(args)
+        raise UsageError(
+            f"nsim {name} needs a clone of the repository, installed by `uv sync` or `pip install "
+            "-e .`: it works on the records that lie there"
+        )
 
     return run
 
@@ -40,10 +56,10 @@ COMMANDS: Commands = {
     ),
     "inspect": (_load_late("runs", "inspect"), "draw the similarities that a run learned"),
     "report": (_load_late("report", "report"), "compare runs in one HTML file"),
-    "reproduce": (_load_late("paper", "reproduce"), "run what a table of the paper lacks"),
-    "table": (_load_late("paper", "table"), "show a table of the paper beside our runs"),
-    "record": (_load_late("paper", "record"), "write the records of finished runs"),
-    "theory": (_load_late("theory", "theory"), "put section 5 of the paper to the test"),
+    "reproduce": (_load_from_clone("reproduce"), "run what a table of the paper lacks"),
+    "table": (_load_from_clone("table"), "show a table of the paper beside our runs"),
+    "record": (_load_from_clone("record"), "write the records of finished runs"),
+    "theory": (_load_from_clone("theory"), "put section 5 of the paper to the test"),
     "recipes": (_load_late("recipes", "recipes"), "list the named recipes"),
     "models": (_load_late("catalogue", "models"), "list the networks, their parameters and MACs"),
     "data": (_load_late("catalogue", "data"), "download or verify a data set"),

@@ -4,15 +4,13 @@ import re
 from collections.abc import Sequence
 
 from neural_similarity.lab.cli import COMMANDS
-from neural_similarity.lab.cli.adapt_studies import STUDIES
 from neural_similarity.lab.cli.commands import print_line, require_known_name
-from neural_similarity.lab.cli.help_pages import COLOUR, kept_page
-from neural_similarity.lab.cli.recipes import recipe_list
-from neural_similarity.lab.paper.tables import TABLES
+from neural_similarity.lab.cli.help_pages import help_page
+from neural_similarity.lab.cli.recipes import listed_families
 
 HELP = """usage: nsim completion bash|zsh
 
-Print a script by which the shell completes commands, recipes, tables and options.
+Print a script by which the shell completes commands, recipes and options.
 
 examples:
   nsim completion bash > ~/.local/share/bash-completion/completions/nsim
@@ -45,13 +43,11 @@ def completion(args: Sequence[str]) -> int:
 
 
 def completion_words(command: str) -> list[str]:
-    """The words that can follow a command: names, and the options on its pages of help."""
-    families = recipe_list()[1].values()
-    recipes = [row[0] for family in families for row in family["rows"]]
-    tables = [*TABLES, *STUDIES]
-    names = {"train": recipes, "table": tables, "reproduce": tables}
-    # The options of `train` depend on the kind of recipe.
-    lines = [f"train {name}" for name in recipes] if command == "train" else [command]
-    pages = COLOUR.sub("", "\n".join(kept_page(line) or "" for line in lines))
-    options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", pages))
-    return [*names.get(command, ()), *options]
+    """The words that can follow a command: names of recipes, and the options on its pages."""
+    rows = [row for family in listed_families().values() for row in family.rows]
+    recipes = [row[0] for row in rows] if command == "train" else []
+    # The options of `train` depend on the kind of recipe, which its settings begin with.
+    kinds = dict.fromkeys(row[-1].partition(" ")[0] for row in rows)
+    lines = [(command, kind) for kind in kinds] if recipes else [(command,)]
+    pages = "\n".join(help_page(*line) or "" for line in lines)
+    return [*recipes, *dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", pages))]

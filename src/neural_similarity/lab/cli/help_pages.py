@@ -1,21 +1,34 @@
-"""The help of every command, from pages that ship with the package: parsers themselves need torch.
+"""The help of every command, from pages beside the commands: parsers themselves need torch.
 
-`python -m neural_similarity.lab.cli` writes the pages; a test compares them with the parsers'.
+`python -m neural_similarity.lab.cli` writes the pages; a test compares them with the parsers'. A
+command of the paper's house has its page there. All recipes of a kind have one page, before which
+stand the options in which a recipe differs from that of the page.
 """
 
-import os
-import re
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
-from neural_similarity.files import read_json
-from neural_similarity.lab.terminal import styled_stream
+from neural_similarity.files import read_text
+from neural_similarity.lab.cli.recipes import listed_families
 
-PAGES = Path(__file__).with_name("help.json")
 WIDTH_OF_PAGES = 80
-COLOUR = re.compile("\x1b\\[[0-9;]*m")
+COMMANDS_GROUP = "neural_similarity.commands"
+
+
+def page_path(command: str) -> Path | None:
+    """Where the page of a command is, if its house is here."""
+    entries = entry_points(group=COMMANDS_GROUP, name=command)
+    package = next((entry.value.partition(".")[0] for entry in entries), None)
+    if package is None:
+        return Path(__file__).parent / "pages" / f"{command}.txt"
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "cli" / "pages" / f"{command}.txt"
 
 
 def print_page(words: Sequence[str]) -> bool:
@@ -25,27 +38,29 @@ def print_page(words: Sequence[str]) -> bool:
     """
     if not words or words[-1] not in ("-h", "--help"):
         return False
-    output = styled_stream(sys.stdout)
     narrow = shutil.get_terminal_size().columns < WIDTH_OF_PAGES
-    page = None if narrow or output.encoding != "utf-8" else kept_page(" ".join(words[:-1]))
+    page = None if narrow or sys.stdout.encoding != "utf-8" else help_page(*words[:-1])
     if page is None:
         return False
-    # The condition of tyro, which prints the parsers' pages.
-    coloured = output.isatty() and os.environ.get("TERM") not in (None, "dumb")
-    output.write(page if coloured else COLOUR.sub("", page))
+    sys.stdout.write(page)
     return True
 
 
-def kept_page(command_line: str) -> str | None:
-    """The page of a command line, with its colours; a line that several pages have is kept once."""
-    content = read_json(PAGES)
-    if (spans := content["pages"].get(command_line)) is None:
+def help_page(command: str = "", *words: str) -> str | None:
+    """The page of a command, or of a recipe of `nsim train`."""
+    if command == "train" and words:
+        return _recipe_page(*words)
+    path = None if words and command not in ("table", "reproduce") else page_path(command)
+    return read_text(path) if path is not None and path.exists() else None
+
+
+def _recipe_page(name: str, *others: str) -> str | None:
+    """The options by which a recipe differs from that of its kind's page, and that page."""
+    rows = (row for family in listed_families().values() for row in family.rows)
+    row = next((row for row in rows if row[0] == name and not others), None)
+    if row is None:
         return None
-    lines = content["lines"]
-    return "\n".join(line for span in spans.split() for line in lines[_as_slice(span)])
-
-
-def _as_slice(span: str) -> slice:
-    """Of FIRST:END, or of FIRST alone."""
-    first, _, end = span.partition(":")
-    return slice(int(first), int(end or int(first) + 1))
+    kind, _, settings = row[-1].partition(" ")
+    path = page_path("train" if kind == "quickstart" else f"train-{kind}")
+    changes = f"{name} is {kind} with {settings}; the defaults below are {kind}'s.\n\n"
+    return (changes if settings else "") + read_text(path) if path else None

@@ -1,32 +1,60 @@
-"""The list of recipes that `nsim recipes` shows without importing torch."""
+"""The text of `list.txt` beside a package's recipes: what `nsim recipes` shows without torch.
 
-import json
-from pathlib import Path
+A line that begins with # opens a family, with its title. The other lines have the columns of
+`nsim recipes`, separated by tabs, and last the kind's recipe and the options by which it becomes
+this one.
+"""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
 
 from neural_similarity.lab.recipes import FAMILIES
+from neural_similarity.lab.recipes.basic import FAMILIES as BASIC
+from neural_similarity.lab.recipes.families import Family
 from neural_similarity.lab.train.recipe import TrainingRecipe
+from neural_similarity.nn import format_similarity
 
-LIST = Path(__file__).with_name("list.json")
-LISTED_FIELDS = ("name", "data", "model", "similarity", "steps", "description")
-
-
-def list_content() -> str:
-    """The content of `list.json`: title and rows of every family."""
-    families = {
-        family: {
-            "title": title,
-            "rows": [_recipe_row(name, *entry) for name, entry in recipes.items()],
-        }
-        for family, (title, recipes) in FAMILIES.items()
-    }
-    content = {"columns": LISTED_FIELDS, "families": families}
-    return json.dumps(content, indent=0, ensure_ascii=False) + "\n"
+KINDS = {
+    type(recipe): (name, recipe)
+    for _, family in BASIC.values()
+    for name, (_, recipe) in family.items()
+}
+"""The recipe of the page that each kind's help is."""
 
 
-def _recipe_row(name: str, text: str, recipe: TrainingRecipe) -> list[str]:
+def list_text(families: Mapping[str, Family] = FAMILIES) -> str:
+    """The list of families."""
+    lines = []
+    for family, (title, recipes) in families.items():
+        lines.append(f"# {family}: {title}")
+        lines += ["\t".join(_columns(name, *entry)) for name, entry in recipes.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(name: str, text: str, recipe: TrainingRecipe) -> list[str]:
     similarity = "none"
     if recipe.similarity is not None:
         parts = recipe.similarity, recipe.similarity.structure
         similarity = "-".join(type(part).__name__ for part in parts).lower()
     timm_name = getattr(recipe, "backbone", "").partition(":")[2]  # timm:NAME
-    return [name, recipe.dataset, timm_name or recipe.model, similarity, f"{recipe.steps:,}", text]
+    model = timm_name or recipe.model
+    front = [name, recipe.dataset, model, similarity, f"{recipe.steps:,}", text]
+    return [*front, _settings(recipe)]
+
+
+def _settings(recipe: TrainingRecipe) -> str:
+    """The kind's recipe, and the options that make it this one."""
+    name, base = KINDS[type(recipe)]
+    words = [name]
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        if value != getattr(base, field.name):
+            words += [f"--{field.name.replace('_', '-')}", _word(field.name, value)]
+    return shlex.join(words)
+
+
+def _word(field: str, value: object) -> str:
+    if field == "similarity":
+        return format_similarity(value)  # pyright: ignore[reportArgumentType]
+    return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"

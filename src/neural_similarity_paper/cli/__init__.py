@@ -1,0 +1,1 @@
+"""The commands `nsim table`, `reproduce`, `record` and `theory`."""

@@ -1,0 +1,265 @@
+"""`nsim reproduce`, `nsim table` and `nsim record`: the paper's tables from run records."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from neural_similarity.choices import require_count, require_least
+from neural_similarity.files import write_text
+from neural_similarity.lab.cli.commands import print_line, require_known_name, say_json
+from neural_similarity.lab.cli.parsing import (
+    check_folders,
+    check_seeds,
+    comma_list,
+    parse_integer,
+    parse_options,
+)
+from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.session import open_run
+from neural_similarity.lab.train import choose_runtime
+from neural_similarity.lab.train.progress import format_clock, print_notice
+from neural_similarity.lab.train.recipe import Recipe, scale_recipe
+from neural_similarity.lab.train.runtime import PrecisionChoice
+from neural_similarity_paper import tables
+from neural_similarity_paper.cli import studies
+from neural_similarity_paper.tables import TABLES, Line, LinesOutcome, Row, Scope, Table
+
+RESULTS = Path("results")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Options of both commands on a table."""
+
+    table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
+    """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
+    costs, light, rivals, sharing, shapes, bounds, pretrained, adapt, adapt-flowers and adapt-cifar;
+    1-cifar100 and so on for rows on CIFAR-100, 5-mini100 and response-mini100 on Mini-ImageNet; 6
+    is few-shot learning; adapt-map, adapt-continual, adapt-stream and
+    adapt-known have options of their own."""
+    variant: Literal["paper", "released"] = "paper"
+    """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
+    results: Path = RESULTS
+    """Folder of the run records."""
+
+    def __post_init__(self) -> None:
+        require_known_name("table", self.table, TABLES)
+        if self.variant != "paper" and not any(
+            row.has_recipe for row in self.table_in_variant.all_rows
+        ):
+            raise UsageError(
+                f"--variant is for tables on CIFAR; table {self.table} has one variant"
+            )
+
+    @property
+    def table_in_variant(self) -> Table:
+        return tables.table_in_variant(TABLES[self.table], self.variant)
+
+    @property
+    def command_words(self) -> str:
+        """Table and variant as on a command line."""
+        return self.table + ("" if self.variant == "paper" else f" --variant {self.variant}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(TableOptions):
+    """Options of `nsim reproduce`."""
+
+    budget: float = 1.0
+    """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
+    seeds: Annotated[tuple[int, ...], comma_list(parse_integer, "S,S,...")] = (1, 2, 3)
+    """Seeds that every row is run with."""
+    only: Annotated[tuple[str, ...], comma_list(str, "NAME,NAME,...")] = ()
+    """Recipes to run of those in the table; a name may hold *."""
+    print: bool = False
+    """Print the commands, one line a run, and run nothing."""
+    stage: int | None = None
+    """With --print, only the lines of a stage; those of stage 1 need no other line."""
+    jobs: int = 1
+    """Runs at a time, each of one thread."""
+    precision: PrecisionChoice = "auto"
+    """Precision of new runs: the faster one here, or that of the other records."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
+    shots: Annotated[tuple[int, ...], comma_list(parse_integer, "N,N,...")] = (5, 1)
+    """Labelled images of each class of a task, for table 6."""
+    tasks: int = 2_000
+    """Number of test tasks, for table 6."""
+    data: Path = Path("data")
+    """Folder of the data sets."""
+    runs: Path = Path("runs")
+    """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all], and of their logs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # These raise here, where errors are those of usage.
+        scale_recipe(Recipe(), self.budget)
+        _ = self.chosen_rows
+        require_count("jobs", self.jobs)
+        if self.stage is not None:
+            require_count("stage", self.stage)
+            if not self.print:
+                raise UsageError("--stage goes with --print; without, stages run one after another")
+        require_least("tasks", self.tasks, 2)
+        choose_runtime(self.device, "fp32")
+        check_seeds(self.seeds)
+        check_folders(results=self.results, runs=self.runs)
+        if len(set(self.shots)) < len(self.shots):
+            raise ValueError(f"`shots` must be distinct, got {self.shots}")
+
+    @property
+    def chosen_rows(self) -> list[Row]:
+        return self.table_in_variant.choose_rows(self.only, self.shots)
+
+    @property
+    def run_scope(self) -> Scope:
+        names = ("budget", "results", "runs", "data", "device", "precision")
+        return Scope(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(TableOptions):
+    """Options of `nsim table`."""
+
+    budget: float | None = None
+    """Budget of the runs; the default is the one at which most rows have runs."""
+    costs: Path = Path("benchmarks/recipes.json")
+    """Times of updates that `python -m benchmarks recipes` saved; left out where there are none."""
+    out: Path | None = None
+    """Markdown file to write, a picture of the same name beside it; by default text is printed."""
+    json: bool = False
+    """Print the numbers as JSON."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.budget is not None:
+            scale_recipe(Recipe(), self.budget)
+        if self.out is not None and self.out.suffix != ".md":
+            raise ValueError(f"`out` must end in .md, got {self.out}")
+        if self.results != RESULTS and not self.results.is_dir():
+            raise UsageError(f"--results must be a folder of records, got {self.results}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """Options of `nsim record`."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
+    """Folders of finished runs."""
+    results: Path = RESULTS
+    """Folder of the run records."""
+
+    def __post_init__(self) -> None:
+        check_folders(results=self.results)
+
+
+def reproduce(args: Sequence[str]) -> int:
+    """Run what a table lacks, or print its commands; 0 if every run is recorded in the end."""
+    if args and args[0] in studies.STUDIES:
+        return studies.reproduce_study(args[0], args[1:])
+    description = (
+        "Run the rows of a table that have no record yet, and record them, or print the commands "
+        "that do (--print), one line a run, for xargs, GNU parallel or a SLURM array. What is "
+        "finished is never repeated, interrupted runs go on. Those of table 6 are trained on "
+        "training classes, and but for MAML, ANIL and meta-learned NSN anew on those of validation "
+        "as well, and evaluated.\n\nexamples:\n"
+        "  nsim reproduce 4 --budget 0.125 --data data\n"
+        "  nsim reproduce 4 --only cifar10-dynamic-uns --seeds 1 --budget 0.125\n"
+        "  nsim reproduce 6 --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic\n"
+        "  nsim reproduce 2 --print | xargs -d '\\n' -P 4 -I LINE sh -c LINE\n"
+        "  nsim reproduce 6 --print --stage 1"
+    )
+    options = parse_options(
+        ReproduceOptions, args, prog="nsim reproduce", description=description, flags=True
+    )
+    wanted = tables.wanted_records(options.chosen_rows, options.seeds, options.tasks)
+    lines = tables.missing_lines(wanted, options.run_scope)
+    print_notice(_plan_text(lines, len(wanted), options))
+    if options.print:
+        for line in lines:
+            if options.stage in (None, line.stage):
+                print_line(str(line))
+        return 0
+    tables.check_data(options.chosen_rows, lines, options.data)
+    return _print_outcome(tables.run_lines(lines, options.jobs), options)
+
+
+def table(args: Sequence[str]) -> int:
+    """Print a table with our runs, or write it as Markdown and as a picture."""
+    if args and args[0] in (studies.MAP_FOLDER, *studies.PAGES):
+        return studies.print_study(args[0], args[1:])
+    description = (
+        "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"
+        "  nsim table 4\n"
+        "  nsim table 4 --budget 0.125 --out docs/table-4.md"
+    )
+    options = parse_options(
+        ShowOptions, args, prog="nsim table", description=description, flags=True
+    )
+    if not options.results.is_dir():
+        sys.stderr.write(f"nsim: no records in {options.results}/\n")
+    costs = tables.read_costs(options.costs) if options.costs.exists() else None
+    facts = {"budget": options.budget, "results": options.results, "costs": costs}
+    report = tables.make_report(options.table_in_variant, **facts)
+    if options.json:
+        say_json(tables.report_rows(report))
+    elif options.out is None:
+        sys.stdout.write(tables.to_markdown(report))
+    elif report.table.mixed:
+        write_text(options.out, tables.to_markdown(report))
+        print_line(f"{options.out}")
+    else:
+        picture = options.out.with_suffix(".png")
+        tables.draw_report(report, picture)
+        write_text(options.out, tables.to_markdown(report, picture.name))
+        print_line(f"{options.out}\n{picture}")
+    return 0
+
+
+def record(args: Sequence[str]) -> int:
+    """Write the records of finished runs."""
+    description = (
+        "Write the records of finished runs, of few-shot runs those of their evaluations. Runs "
+        "with overridden fields have none."
+        "\n\nexample:\n  nsim record runs/cifar10-cnn-seed1"
+    )
+    options = parse_options(RecordOptions, args, prog="nsim record", description=description)
+    if not options.runs:
+        raise UsageError("nsim record needs at least one run folder")
+    for path in options.runs:
+        for written in tables.write_records(open_run(path), options.results):
+            print_line(str(written))
+    return 0
+
+
+def _plan_text(lines: Sequence[Line], wanted: int, options: ReproduceOptions) -> str:
+    """How many records are missing, in how many stages, and how long they take."""
+    missing = sum(len(line.records) for line in lines)
+    table = options.table_in_variant
+    text = f"{table.title}, budget {options.budget:g}: {missing} of {wanted} records missing"
+    if without := [row.recipe for row in table.all_rows if not row.has_recipe]:
+        text += f"; no recipe, left out: {', '.join(without)}"
+    if not lines:
+        return text
+    stages = max(line.stage for line in lines)
+    text += f"; runs: {len(lines)}" + (f", in {stages} stages" if stages > 1 else "")
+    seconds, unknown = tables.training_seconds(lines, options.results, options.precision)
+    known = f"about {format_clock(seconds)} of training, one at a time, by records of such machines"
+    return f"{text}; {known}" + (f"; without records: {unknown}" if unknown else "")
+
+
+def _print_outcome(outcome: LinesOutcome, options: ReproduceOptions) -> int:
+    """Print the outcome and the next command; return the exit code."""
+    for key, reason in outcome.failed.items():
+        print_notice(f"nsim: {key}: {reason}")
+    if outcome.stopped is not None:
+        print_notice("nsim: stopped, all is saved; the same command goes on")
+        return 128 + outcome.stopped
+    if outcome.failed:
+        return 1
+    print_line(f"nsim table {options.command_words} --budget {options.budget:g} shows the table")
+    return 0

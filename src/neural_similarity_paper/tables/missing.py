@@ -1,0 +1,232 @@
+"""What a table lacks, as commands: a line a run, in stages where one run starts from another."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from neural_similarity.lab.recipes import RECIPES, STARTS
+from neural_similarity.lab.session import open_run
+from neural_similarity.lab.tasks import task_of
+from neural_similarity.lab.train import Run, RunError
+from neural_similarity.lab.train.checkpoint import list_checkpoints, step_of
+from neural_similarity.lab.train.recipe import scale_recipe
+from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
+from neural_similarity.lab.train.runtime import PrecisionChoice
+from neural_similarity.lab.train.task import Trial
+from neural_similarity_paper.tables.recording import overridden_fields, start_option
+from neural_similarity_paper.tables.records import budget_name, read_placed, records_folder
+from neural_similarity_paper.tables.rows import Row
+
+THREADS = 1
+"""Threads of a run: a second one gains little beside a second process, and stalls where cores are
+shared."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What distinguishes a run from others at its budget."""
+
+    name: str
+    seed: int
+    retrained: bool = False
+    """Whether it is trained again on validation data as well."""
+
+    def __str__(self) -> str:
+        return f"{self.name} seed {self.seed}" + (" retrained" if self.retrained else "")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A record that a table asks for."""
+
+    run: Key
+    trial: Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What all runs of a table share."""
+
+    budget: float
+    """Share of every recipe's steps."""
+    results: Path
+    runs: Path
+    """Folder of the run folders."""
+    data: Path
+    """Folder of the data sets."""
+    device: str = "auto"
+    precision: PrecisionChoice = "auto"
+    """Precision of new runs: "auto" (the faster one here), "bf16" or "fp32"."""
+
+    def run_folder(self, key: Key) -> Path:
+        suffix = "-all" if key.retrained else ""
+        return self.runs / f"{key.name}-{budget_name(self.budget)}-seed{key.seed}{suffix}"
+
+    def record_path(self, one: Wanted) -> Path:
+        folder = records_folder(self.results, one.run.name, self.budget)
+        return folder / f"{one.trial.stem}.json"
+
+    @property
+    def place_options(self) -> list[str]:
+        device = [] if self.device == "auto" else ["--device", self.device]
+        return ["--data", f"{self.data}", *device]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """The commands that a run still needs, after those of other lines."""
+
+    run: Key
+    folder: Path
+    commands: tuple[tuple[str, ...], ...]
+    """Words after `nsim`."""
+    records: tuple[Path, ...]
+    """What exists in the end."""
+    after: tuple[Key, ...]
+    """Runs of lines that must be done before."""
+    stage: int
+    """1, or one more than the largest of those."""
+    steps: int
+    """Updates that are left."""
+
+    def __str__(self) -> str:
+        return " && ".join(shlex.join(["nsim", *words]) for words in self.commands)
+
+
+def wanted_records(rows: Iterable[Row], seeds: Sequence[int], count: int = 2_000) -> list[Wanted]:
+    """The records of rows with a recipe, on `count` test tasks: all of a seed, then the next."""
+    chosen = [row for row in rows if row.has_recipe]
+    wanted = (
+        Wanted(Key(row.recipe, seed, trial.retrained), trial)
+        for seed in seeds
+        for row in chosen
+        for trial in task_of(RECIPES[row.recipe]).row_trials(seed, row.method, row.shots, count)
+    )
+    return list(dict.fromkeys(wanted))
+
+
+def check_data(rows: Iterable[Row], lines: Iterable[Line], data: Path) -> None:
+    """Check, before anything is trained, that the data suffice for the rows' test tasks.
+
+    Raises:
+        FileNotFoundError: the data set of a run that begins is not in the folder `data`.
+        ValueError: it has too few classes or images.
+    """
+    begun = {line.run.name for line in lines if not line.folder.exists()}
+    needed = {
+        (recipe.dataset, row.shots): recipe
+        for row in rows
+        if row.recipe in begun and (recipe := RECIPES[row.recipe])
+    }
+    for (_, shots), recipe in needed.items():
+        task_of(recipe).check_trials(recipe, data, shots)
+
+
+def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
+    """The lines of the runs that records lack, each after those that it starts from.
+
+    Raises:
+        ValueError: a record cannot be used.
+        RunError: a run folder that would be used holds another run.
+    """
+    records: dict[Key, list[Wanted]] = {}
+    for one in wanted:
+        if not is_recorded(one, scope):
+            for key in _needed_runs(one.run, scope):
+                records.setdefault(key, [])
+            records[one.run].append(one)
+    lines: dict[Key, Line] = {}
+    for key, own in records.items():
+        commands, steps = _remaining_commands(key, own, scope)
+        if not commands:
+            continue
+        after = [lines[before] for before in _runs_before(key, scope) if before in lines]
+        lines[key] = Line(
+            run=key,
+            folder=scope.run_folder(key),
+            commands=tuple(map(tuple, commands)),
+            records=tuple(map(scope.record_path, own)),
+            after=tuple(line.run for line in after),
+            stage=1 + max((line.stage for line in after), default=0),
+            steps=steps,
+        )
+    return list(lines.values())
+
+
+def is_recorded(one: Wanted, scope: Scope) -> bool:
+    """Whether there is a record, which must be usable."""
+    path = scope.record_path(one)
+    return path.exists() and bool(read_placed(path, one.run.name, scope.budget))
+
+
+def _runs_before(key: Key, scope: Scope) -> list[Key]:
+    """The runs that a run builds on, its start and what it retrains, unless it has begun."""
+    if scope.run_folder(key).exists():
+        return []
+    starts = [Key(STARTS[key.name], key.seed, key.retrained)] if key.name in STARTS else []
+    return [*starts, Key(key.name, key.seed)] if key.retrained else starts
+
+
+def _needed_runs(key: Key, scope: Scope) -> Iterator[Key]:
+    """The runs that a run needs, itself last."""
+    for before in _runs_before(key, scope):
+        yield from _needed_runs(before, scope)
+    yield key
+
+
+def _remaining_commands(
+    key: Key, wanted: list[Wanted], scope: Scope
+) -> tuple[list[list[str]], int]:
+    """What a run still needs, and how many updates are left."""
+    folder, steps = scope.run_folder(key), 0
+    commands: list[list[str]] = []
+    if not folder.exists():
+        commands.append([*_train_words(key, scope), *scope.place_options])
+        steps = scale_recipe(RECIPES[key.name], scope.budget).steps
+    else:
+        run = open_run(folder)
+        require_same_run(run, key, scope.budget)
+        if not run.summary.exists():
+            commands.append(["train", "--resume", f"{folder}", *scope.place_options])
+            steps = run.recipe.steps - max(
+                map(step_of, list_checkpoints(run.checkpoints)), default=0
+            )
+    for one in wanted:
+        if one.trial.options is not None and not (folder / one.trial.product).exists():
+            commands.append(["evaluate", f"{folder}", *one.trial.options, *scope.place_options])
+    if wanted:
+        commands.append(["record", f"{folder}", "--results", f"{scope.results}"])
+    return commands, steps
+
+
+def _train_words(key: Key, scope: Scope) -> Iterator[str]:
+    """The words after `nsim` that begin a run."""
+    yield "train"
+    if key.retrained:
+        yield from ("--retrain", f"{scope.run_folder(Key(key.name, key.seed))}")
+    else:
+        yield from (key.name, "--budget", repr(scope.budget), "--seed", f"{key.seed}")
+        yield from ("--threads", f"{THREADS}")
+        if scope.precision != "auto":
+            yield from ("--precision", scope.precision)
+    if key.name in STARTS:
+        before = scope.run_folder(Key(STARTS[key.name], key.seed, key.retrained))
+        yield from (start_option(key.name), f"{before}")
+    yield from ("--out", f"{scope.run_folder(key)}")
+
+
+def require_same_run(run: Run, key: Key, budget: float) -> None:
+    """Check that a folder holds the run that it is named after."""
+    changed = overridden_fields(run)
+    chosen = read_facts(run.path / ENVIRONMENT).get("retrained")
+    if (chosen is not None) != key.retrained:
+        changed += ["whether it is retrained"]
+    if (run.name, run.budget, run.recipe.seed) != (key.name, budget, key.seed):
+        changed = ["recipe, budget or seed"]
+    if changed:
+        raise RunError(
+            f"{run.path} holds another run than {key.name} with seed {key.seed} at budget "
+            f"{budget:g}: it differs in {', '.join(changed)}; move it away or name another folder "
+            "with --runs"
+        )

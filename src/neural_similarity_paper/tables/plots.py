@@ -1,0 +1,145 @@
+"""Drawing a report as a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from neural_similarity.files import new_file
+from neural_similarity.lab.train.statistics import Interval
+from neural_similarity_paper.tables.markdown import (
+    BETTER,
+    cost_cells,
+    interval_text,
+    our_result,
+    paper_change,
+)
+from neural_similarity_paper.tables.report import PanelReport, Report, RowReport
+
+PAPER, SEED, IMAGE = "tab:orange", "tab:blue", "tab:gray"
+SHIFT = 0.12
+"""Distance between the two intervals of a row."""
+
+
+def draw_report(report: Report, path: Path) -> None:
+    """Draw the metric and the difference to the baseline, a row each, with the paper's beside.
+
+    Where updates were timed, the metric is drawn against that, too; of adaptations, against how
+    many numbers were trained.
+    """
+    from matplotlib.figure import Figure
+
+    heights = [len(panel.lines) for panel in report.panels]
+    trained = any(_trained_parameters(line) for panel in report.panels for line in panel.lines)
+    columns = 2 + (report.costs is not None or trained)
+    size = (6.5 * columns, 0.75 * sum(heights) + 1.2 * len(heights) + 0.6)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
+    for axes, panel in zip(grid, report.panels, strict=True):
+        _draw_values(axes[0], panel)
+        _draw_differences(axes[1], panel)
+        if report.costs is not None:
+            _draw_costs(axes[2], panel, report.costs.baseline)
+        elif trained:
+            _draw_trained(axes[2], panel)
+    handles = {}
+    for axes in grid.flat:
+        drawn, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, drawn, strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    figure.suptitle(f"{report.table.title}\n{report.schedule_text}")
+    with new_file(path) as file:
+        figure.savefig(file, format="png")
+
+
+def _draw_values(axes: Any, report: PanelReport) -> None:
+    rows = range(len(report.lines))
+    known = [(y, line.row.paper) for y, line in zip(rows, report.lines, strict=True)]
+    known = [(y, paper) for y, paper in known if paper is not None]
+    if known:
+        ys, numbers = zip(*known, strict=True)
+        axes.plot(numbers, ys, "D", c=PAPER, label="paper")
+    run = [(y, line) for y, line in zip(rows, report.lines, strict=True) if line.records]
+    if run:
+        ys, lines = zip(*run, strict=True)
+        deviations = [line.value_deviation or 0 for line in lines]
+        means = [line.mean_value for line in lines]
+        axes.errorbar(
+            means, ys, xerr=deviations, fmt="o", c=SEED, capsize=3, label="ours, mean ± sd"
+        )
+    axes.set_yticks(rows, [_line_label(line) for line in report.lines], fontsize=8)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"test {report.panel.metric} in percent")
+    axes.set_title(f"{report.panel.title}: {BETTER[report.panel.metric]}", fontsize=9)
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_differences(axes: Any, report: PanelReport) -> None:
+    baseline = report.panel.baseline_row
+    axes.axvline(0, c="black", lw=0.8)
+    for y, line in enumerate(report.lines):
+        if (change := paper_change(line.row, baseline)) is not None:
+            axes.plot(change, y, "D", c=PAPER)
+        _draw_interval(axes, y - SHIFT, line.baseline_difference.by_seed, SEED, "by seed")
+        _draw_interval(axes, y + SHIFT, line.baseline_difference.by_image, IMAGE, "by test image")
+    axes.yaxis.tick_right()
+    texts = [_difference_label(line) for line in report.lines]
+    axes.set_yticks(range(len(texts)), texts, fontsize=8)
+    axes.set(ylim=(len(texts) - 0.5, -0.5), xlabel=f"points to {baseline.label}")
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_costs(axes: Any, report: PanelReport, baseline: str) -> None:
+    places = [(line, line.step.mean) for line in report.lines if line.step and line.records]
+    _draw_against(axes, report, places, f"time of an update ÷ {baseline}'s")
+
+
+def _draw_trained(axes: Any, report: PanelReport) -> None:
+    places = [(line, count) for line in report.lines if (count := _trained_parameters(line))]
+    axes.set_xscale("log")
+    _draw_against(axes, report, places, "numbers trained")
+
+
+def _draw_against(
+    axes: Any, report: PanelReport, places: Sequence[tuple[RowReport, float]], label: str
+) -> None:
+    axes.set_visible(bool(places))
+    for line, x in places:
+        axes.errorbar(
+            x, line.mean_value, yerr=line.value_deviation or 0, fmt="o", c=SEED, capsize=3
+        )
+        place = x, line.mean_value
+        axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)
+    axes.set(xlabel=label, ylabel=f"test {report.panel.metric} in percent")
+    axes.margins(x=0.25, y=0.15)
+    axes.grid(alpha=0.3)
+
+
+def _trained_parameters(line: RowReport) -> int | None:
+    """How many numbers an adaptation trained."""
+    return line.records[0].summary.get("trained") if line.records else None
+
+
+def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kind: str) -> None:
+    if value is not None:
+        half = [[value.mean - value.low], [value.high - value.mean]]
+        label = f"difference, 95 % interval {kind}"
+        axes.errorbar(value.mean, y, xerr=half, fmt="o", c=colour, capsize=3, label=label)
+
+
+def _difference_label(line: RowReport) -> str:
+    found = line.baseline_difference
+    alone = " alone" if found.by_seed is None else ""
+    values = {"by seed": found.by_seed, f"by image{alone}": found.by_image}
+    return "\n".join(f"{interval_text(v)} {kind}" for kind, v in values.items() if v is not None)
+
+
+def _line_label(line: RowReport) -> str:
+    """Name, numbers and costs of a row."""
+    paper = "" if line.row.paper is None else f", paper {line.row.paper:.2f}"
+    if not line.records:
+        return f"{line.row.label}\n{our_result(line)}{paper}"
+    parameters, macs, time = cost_cells(line)
+    n = len(line.records)
+    return (
+        f"{line.row.label}: {our_result(line)} (n={n}){paper}\n"
+        f"{parameters} parameters, {macs} MACs, {time}"
+    )

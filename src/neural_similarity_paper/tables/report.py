@@ -1,0 +1,379 @@
+"""A table of the paper beside our runs, whose numbers all come from records."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.tasks import task_of
+from neural_similarity.lab.train.recipe import scale_recipe
+from neural_similarity.lab.train.record import Record
+from neural_similarity.lab.train.statistics import (
+    LEAST_SEEDS,
+    Interval,
+    by_pooled_seeds,
+    by_seed,
+    by_seed_and_image,
+    mean_and_deviation,
+    pooled_deviation,
+)
+from neural_similarity_paper.tables.costs import StepCosts
+from neural_similarity_paper.tables.records import read_records, recorded_budgets
+from neural_similarity_paper.tables.rows import MetricName, Panel, Row, Table
+
+Groups = Mapping[Hashable, list[Record]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The difference of a row to another one in points; nothing without a common seed."""
+
+    common: tuple[int, ...] = ()
+    """Seeds that both have."""
+    by_seed: Interval | None = None
+    """Paired by seed; needs three common seeds."""
+    by_image: Interval | None = None
+    """Paired by test image, or task; needs one common seed."""
+    by_both: Interval | None = None
+    """Paired by both, each drawn at random; needs three common seeds."""
+    by_pooled_seeds: Interval | None = None
+    """Between the means over all seeds of both, by the scatter of the panel's rows."""
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """Those that there are."""
+        found = self.by_seed, self.by_image, self.by_both, self.by_pooled_seeds
+        return [interval for interval in found if interval is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowReport:
+    row: Row
+    records: tuple[Record, ...]
+    """Our records, which differ in their seed alone."""
+    metric: MetricName
+    """What is compared, in percent."""
+    differences: tuple[Difference, ...]
+    """To the rows that `Table.compared_rows` names; nothing to itself."""
+    step: Interval | None
+    """Time of an update over that of `Report.costs.baseline`, where it was measured."""
+
+    @property
+    def baseline_difference(self) -> Difference:
+        """To the first of those rows, the baseline of most tables."""
+        return self.differences[0]
+
+    @property
+    def accuracy_interval(self) -> Interval:
+        """Over test images or tasks, each averaged over the seeds; in percent."""
+        accuracies = torch.stack([record.accuracies for record in self.records]).mean(0)
+        return task_of(RECIPES[self.row.recipe]).interval(100 * accuracies)
+
+    @property
+    def run_values(self) -> list[float]:
+        """The metric of every run that did not fail."""
+        return [metric_value(record, self.metric) for record in trained_runs(self.records)]
+
+    @property
+    def mean_value(self) -> float:
+        """The mean of the metric over these runs."""
+        return mean_and_deviation(self.run_values)[0]
+
+    @property
+    def value_deviation(self) -> float | None:
+        """Sample standard deviation over these runs; None for one run."""
+        return mean_and_deviation(self.run_values)[1]
+
+    @property
+    def top5_error(self) -> tuple[float, float | None] | None:
+        """Mean and deviation of the top-5 error in percent; None beside accuracies, or without."""
+        found = [record.summary.get("test_top5_error_percent") for record in self.records]
+        errors = [error for error in found if error is not None and self.metric == "error"]
+        return mean_and_deviation(errors) if errors and len(errors) == len(found) else None
+
+    @property
+    def mean_seconds(self) -> float:
+        return mean_and_deviation([record.summary["seconds"] for record in self.records])[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelReport:
+    panel: Panel
+    lines: tuple[RowReport, ...]
+
+    @property
+    def all_records(self) -> list[Record]:
+        return [record for line in self.lines for record in line.records]
+
+    @property
+    def pooled_deviation(self) -> tuple[float, int] | None:
+        """Deviation between seeds of one recipe, over all rows, and its degrees of freedom."""
+        return pooled_deviation({line.row.recipe: line.run_values for line in self.lines}.values())
+
+    @property
+    def interval_count(self) -> int:
+        """How many differences there are, each counted as often as it has an interval."""
+        return sum(len(each.intervals) for line in self.lines for each in line.differences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A table with the runs at one budget."""
+
+    table: Table
+    budget: float
+    """Share of the recipes' steps."""
+    panels: tuple[PanelReport, ...]
+    others: tuple[str, ...]
+    """Other budgets at which there are records."""
+    costs: StepCosts | None
+    """What updates take, where that was measured of one of the rows."""
+
+    @property
+    def schedule_text(self) -> str:
+        """The schedule of the runs, and its number of steps."""
+        if self.table.mixed:
+            return "" if self.budget == 1 else f"reduced schedule, budget {self.budget:g}"
+        kind = "full" if self.budget == 1 else "reduced" if self.budget < 1 else "extended"
+        original = [RECIPES[row.recipe] for row in self.table.all_rows if row.has_recipe]
+        steps = sorted(
+            {(scale_recipe(recipe, self.budget).steps, recipe.steps) for recipe in original}
+        )
+        text = f"{kind} schedule, budget {self.budget:g}"
+        if not steps:
+            return text
+        return f"{text}: {' or '.join(f'{ours:,} of {full:,}' for ours, full in steps)} steps"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the records of rows, each file once."""
+
+    results: Path
+    found: dict[tuple[str, float], list[Record]] = field(default_factory=dict)
+
+    def record_groups(self, row: Row, budget: float) -> Groups:
+        """The records of a row at a budget, by all that they share but the seed."""
+        if not row.has_recipe:
+            return {}
+        place = row.recipe, budget
+        if place not in self.found:
+            self.found[place] = read_records(self.results, *place)
+        return task_of(RECIPES[row.recipe]).group_records(self.found[place], row.method, row.shots)
+
+    def row_budgets(self, row: Row) -> list[float]:
+        """The budgets at which a row has records."""
+        known = map(float, recorded_budgets(self.results, [row.recipe]))
+        return [budget for budget in known if not row.method or self.record_groups(row, budget)]
+
+
+def make_report(
+    table: Table, *, budget: float | None = None, results: Path, costs: StepCosts | None = None
+) -> Report:
+    """A table of the paper with our records, and what updates take.
+
+    Without a budget, it is the one at which most rows have records.
+
+    Raises:
+        ValueError: a record cannot be used, or records of one panel are of different data.
+    """
+    reader = _Reader(results)
+    usual = fullest_budget(table, reader) if budget is None else budget
+    known = {} if costs is None else costs.ratios
+
+    def row_budget(row: Row) -> float:
+        own = reader.row_budgets(row) if table.mixed and budget is None else []
+        return usual if usual in own else max(own, default=usual)
+
+    def panel_report(panel: Panel) -> PanelReport:
+        groups = {row: reader.record_groups(row, row_budget(row)) for row in panel.rows}
+        if not table.mixed:
+            _require_same_data(
+                one for found in groups.values() for own in found.values() for one in own
+            )
+        scatter = None if table.mixed else _seed_scatter(panel, groups)
+        lines = []
+        for row, found in groups.items():
+            others = [
+                (other == row, reader.record_groups(other, row_budget(row)))
+                for other in table.compared_rows(panel, row)
+            ]
+            for records in found.values() or [[]]:
+                differences = (
+                    Difference()
+                    if same
+                    else _row_difference(row, records, theirs, panel.metric, scatter)
+                    for same, theirs in others
+                )
+                lines.append(
+                    RowReport(
+                        row=row,
+                        records=tuple(records),
+                        metric=panel.metric,
+                        differences=tuple(differences),
+                        step=known.get(row.recipe),
+                    )
+                )
+        return PanelReport(panel=panel, lines=tuple(lines))
+
+    others = recorded_budgets(results, (row.recipe for row in table.all_rows))
+    return Report(
+        table=table,
+        budget=usual,
+        panels=tuple(map(panel_report, table.panels)),
+        others=tuple(other for other in others if float(other) != usual),
+        costs=costs if any(row.recipe in known for row in table.all_rows) else None,
+    )
+
+
+def report_rows(report: Report) -> list[dict[str, Any]]:
+    """Every row with its numbers, as JSON can hold them."""
+    return [
+        {
+            **{"panel": panel.panel.title, "label": line.row.label, "recipe": line.row.recipe},
+            **{"method": line.row.method, "shots": line.row.shots},
+            **{"metric": line.metric, "paper": line.row.paper},
+            "budget": line.records[0].budget if line.records else report.budget,
+            "seeds": [record.seed for record in line.records],
+            "values": [metric_value(record, line.metric) for record in line.records],
+            "failed": [record.seed for record in line.records if record.failed],
+            "to_baseline": {
+                way: interval and [interval.low, interval.mean, interval.high]
+                for way, interval in (
+                    ("by_seed", line.baseline_difference.by_seed),
+                    ("by_image", line.baseline_difference.by_image),
+                    ("by_both", line.baseline_difference.by_both),
+                )
+            },
+            **_accuracy_facts(line),
+        }
+        for panel in report.panels
+        for line in panel.lines
+    ]
+
+
+def _accuracy_facts(line: RowReport) -> dict[str, Any]:
+    if not line.records:
+        return {"accuracy": None, "reach": None, "summary": None}
+    facts = task_of(RECIPES[line.row.recipe]).record_facts(line.records)
+    return {
+        "accuracy": line.accuracy_interval.mean,
+        "reach": line.accuracy_interval.half_width,
+    } | facts
+
+
+def fullest_budget(table: Table, reader: _Reader) -> float:
+    """The budget at which most of the rows have records, the largest of several; or 1."""
+    rows = {(row.recipe, row.method, row.shots): row for row in table.all_rows}
+    counts = Counter(budget for row in rows.values() for budget in reader.row_budgets(row))
+    return max(counts, key=lambda budget: (counts[budget], budget), default=1.0)
+
+
+def metric_value(record: Record, metric: MetricName) -> float:
+    """The metric of a run, in percent."""
+    right = 100 * record.accuracies.mean().item()
+    return 100 - right if metric == "error" else right
+
+
+def trained_runs(records: Iterable[Record]) -> list[Record]:
+    """The runs that did not fail, or all of them if every one did."""
+    runs = list(records)
+    return [record for record in runs if not record.failed] or runs
+
+
+def compare_records(
+    ours: Iterable[Record], theirs: Iterable[Record], metric: MetricName
+) -> Difference:
+    """The difference of records to others, by seed, by test image or task, and by both.
+
+    Runs that failed are left out, unless all of a side did. By image or task, each one's
+    difference is averaged over the common seeds first; of two lists of tasks the shorter is the
+    beginning of the longer.
+    """
+    first, second = (by_number(trained_runs(side)) for side in (ours, theirs))
+    common = tuple(seed for seed in first if seed in second)
+    if not common:
+        return Difference()
+    seeds = [
+        metric_value(first[seed], metric) - metric_value(second[seed], metric) for seed in common
+    ]
+    sign = 1 if metric == "accuracy" else -1
+    pairs = [(first[seed].accuracies, second[seed].accuracies) for seed in common]
+    count = min(len(each) for pair in pairs for each in pair)
+    changes = 100 * sign * torch.stack([mine[:count] - other[:count] for mine, other in pairs])
+    several = len(common) >= LEAST_SEEDS
+    return Difference(
+        common=common,
+        by_seed=by_seed(seeds) if several else None,
+        by_image=task_of(first[common[0]].recipe).interval(changes.mean(0)),
+        by_both=by_seed_and_image(changes) if several else None,
+    )
+
+
+def by_number(records: Iterable[Record]) -> dict[int, Record]:
+    """Records by their seeds, in that order."""
+    return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
+
+
+def pooled_difference(
+    ours: Iterable[Record],
+    theirs: Iterable[Record],
+    metric: MetricName,
+    scatter: tuple[float, int] | None,
+) -> Difference:
+    """As `compare_records`, and between the means by a panel's scatter of seeds.
+
+    Args:
+        ours: records that differ in their seed alone.
+        theirs: likewise.
+        metric: what is compared.
+        scatter: deviation between seeds of one recipe and its degrees of freedom, if known.
+    """
+    first, second = trained_runs(ours), trained_runs(theirs)
+    found = compare_records(first, second, metric)
+    if scatter is None or not found.common:
+        return found
+    values = [[metric_value(one, metric) for one in side] for side in (first, second)]
+    pooled = by_pooled_seeds(fmean(values[0]) - fmean(values[1]), *scatter, *map(len, values))
+    return replace(found, by_pooled_seeds=pooled)
+
+
+def _row_difference(
+    row: Row,
+    records: Sequence[Record],
+    groups: Groups,
+    metric: MetricName,
+    scatter: tuple[float, int] | None,
+) -> Difference:
+    """The difference of a row's records to those of another that are comparable."""
+    if not records:
+        return Difference()
+    comparable = task_of(RECIPES[row.recipe]).comparable
+    theirs = [one for own in groups.values() for one in own if comparable(records[0], one)]
+    return pooled_difference(records, theirs, metric, scatter)
+
+
+def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> tuple[float, int] | None:
+    """Deviation between seeds of one recipe over the rows of a panel, and degrees of freedom."""
+    return pooled_deviation(
+        {
+            row.recipe: [
+                metric_value(one, panel.metric)
+                for own in found.values()
+                for one in trained_runs(own)
+            ]
+            for row, found in groups.items()
+        }.values()
+    )
+
+
+def _require_same_data(records: Iterable[Record]) -> None:
+    by_digest = {record.data["digest"]: record for record in records}
+    if len(by_digest) > 1:
+        paths = " and ".join(str(record.path) for record in by_digest.values())
+        raise ValueError(f"`results` must be of the same data to be compared, got {paths}")

@@ -1,0 +1,109 @@
+"""What comparisons say once their number and the length of their schedules count."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from neural_similarity.lab.train.statistics import benjamini_hochberg, holm
+from neural_similarity_paper.tables.report import Difference
+
+LEAST_BUDGET = 1 / 8
+"""At a smaller share of a schedule a difference says nothing about its end."""
+LEVEL = 0.05
+TOO_SHORT = "unclear at this length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A difference of which someone says that it has a sign."""
+
+    difference: Difference
+    sign: int
+    """1 or -1."""
+    budget: float
+    """Share of the schedule."""
+    unit: Literal["image", "task"] = "image"
+    """What was tested."""
+
+
+@dataclass(frozen=True)
+class Adjusted:
+    """A p-value, and what is left of it among others."""
+
+    p: float
+    holm: float
+    """Among those of the table."""
+    fdr: float
+    """By Benjamini and Hochberg, among all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a comparison says."""
+
+    status: str
+    """"holds", "fails", with "by image only" or "by task only"; "unclear", also "at this length";
+    "not run"."""
+    seeds: Adjusted | None
+    """The largest p-value of all intervals; None for fewer than three common seeds."""
+    images: Adjusted | None
+    """That by test image or task, for the networks that were trained."""
+
+
+def judge_comparisons(
+    comparisons: Sequence[Comparison], tables: Sequence[Hashable] | None = None
+) -> list[Verdict]:
+    """Judge comparisons that stand on one page.
+
+    Args:
+        comparisons: all of the page.
+        tables: of each comparison the table, whose own Holm's adjustment counts; by default one.
+    """
+    families = tables or [None] * len(comparisons)
+    seeds, images = (
+        _adjusted_values([value(one.difference) for one in comparisons], families)
+        for value in (seed_value, image_value)
+    )
+    return [
+        Verdict(status=_status(one, *found), seeds=found[0], images=found[1])
+        for one, *found in zip(comparisons, seeds, images, strict=True)
+    ]
+
+
+def seed_value(difference: Difference) -> float | None:
+    """The largest p-value: small only where every interval is on one side of zero."""
+    if difference.by_seed is None:
+        return None
+    found = difference.intervals
+    one_side = len({interval.mean > 0 for interval in found}) == 1
+    return max(interval.p or 0 for interval in found) if one_side else 1.0
+
+
+def image_value(difference: Difference) -> float | None:
+    """The p-value by test image or task."""
+    return None if difference.by_image is None else difference.by_image.p
+
+
+def _adjusted_values(
+    values: Sequence[float | None], tables: Sequence[Hashable]
+) -> list[Adjusted | None]:
+    """P-values adjusted among those of their table, and of the page; None where there is none."""
+    known = {at: p for at, p in enumerate(values) if p is not None}
+    fdr = dict(zip(known, benjamini_hochberg(list(known.values())), strict=True))
+    found: list[Adjusted | None] = [None] * len(values)
+    for table in {tables[at] for at in known}:
+        own = [at for at in known if tables[at] == table]
+        for at, adjusted in zip(own, holm([known[at] for at in own]), strict=True):
+            found[at] = Adjusted(known[at], adjusted, fdr[at])
+    return found
+
+
+def _status(one: Comparison, seeds: Adjusted | None, images: Adjusted | None) -> str:
+    if images is None or one.difference.by_image is None:
+        return "not run"
+    if one.budget < LEAST_BUDGET:
+        return TOO_SHORT
+    word = "holds" if one.difference.by_image.mean * one.sign > 0 else "fails"
+    if seeds is not None and seeds.holm < LEVEL:
+        return word
+    return f"{word} by {one.unit} only" if images.holm < LEVEL else "unclear"

@@ -1,0 +1,211 @@
+r"""§5.1: does gradient descent on a product $W M$ prefer solutions of low nuclear norm?
+
+Gradient descent finds one of many matrices that fit the measurements. For a plain W that starts at
+0 it is the solution of least Frobenius norm. In regression, the example of §5.1, this solution also
+has the least nuclear norm, and the least of every other norm of the singular values: a product has
+nothing to gain. In sensing and completion it does not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from neural_similarity_paper.theory.factors import (
+    SIZE,
+    Problem,
+    ProblemKind,
+    Start,
+    descend_factors,
+    initial_factors,
+    make_problem,
+)
+from neural_similarity_paper.theory.measures import (
+    effective_rank,
+    nuclear_norm,
+    seed_generators,
+    seed_summary,
+)
+
+RATE = 0.05
+SNAPSHOTS = (0, *(round(10 * 500 ** (i / 22)) for i in range(23)))
+"""Numbers of steps, from 10 to 5,000."""
+FACTOR_SCALES = (0.3, 0.1, 0.03)
+PLAIN_START = (Start("W of length 1", 1, 1.0), Start("W of length 0.01", 1, 0.01))
+
+
+def product_starts(depth: int) -> tuple[Start, ...]:
+    """Starts of a product of `depth` factors: M = I as in the paper, smaller, and random."""
+    return (
+        Start("I, W of length 1", depth, 1.0),
+        Start("I, W of length 0.01", depth, 0.01),
+        *(Start(f"{scale} I, W of length {scale}/100", depth, scale / 100, scale)
+          for scale in FACTOR_SCALES),
+        *(Start(f"{scale} G, both random", depth, scale * SIZE**0.5, scale, random=True)
+          for scale in FACTOR_SCALES),
+    )  # fmt: skip
+
+
+FACTOR_STARTS = (PLAIN_START, product_starts(2), product_starts(3))
+
+
+@dataclass(frozen=True)
+class StartOutcome:
+    """The result of descent from a start; lists over seeds, curves are means at `Bias.steps`."""
+
+    start: Start
+    loss: float
+    """The largest final loss of all seeds."""
+    nuclear_norm: Sequence[float]
+    nuclear_norm_to_plain: dict[str, float]
+    """Difference from the plain W that starts at the same length, else at 0.01: 95 % interval."""
+    effective_rank: Sequence[float]
+    error: Sequence[float]
+    """Distance to the truth, which has length 1: for Gaussian test measurements the root of the
+    mean squared error over that of predicting 0."""
+    error_to_plain: dict[str, float]
+    moved: Sequence[float]
+    """Distance of M from its start, over the length of the start; mean over all M."""
+    curves: dict[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class ProblemOutcomes:
+    """A problem and its outcomes; lists over seeds."""
+
+    truth_nuclear_norm: Sequence[float]
+    truth_effective_rank: Sequence[float]
+    least_norm_nuclear_norm: Sequence[float]
+    """Nuclear norm of the solution of least Frobenius norm."""
+    outcomes: Sequence[StartOutcome]
+
+
+@dataclass(frozen=True)
+class Bias:
+    """The outcomes of every start in every problem."""
+
+    rate: float
+    steps: Sequence[int]
+    problems: dict[ProblemKind, ProblemOutcomes]
+
+
+def compute(seeds: int = 5) -> Bias:
+    """Descend from every start in every problem, all seeds at once."""
+    return Bias(
+        RATE, SNAPSHOTS, {kind: _problem_panel(kind, seeds) for kind in get_args(ProblemKind)}
+    )
+
+
+def _problem_panel(kind: ProblemKind, seeds: int) -> ProblemOutcomes:
+    random = seed_generators(seeds)
+    data = make_problem(kind, random)
+    outcomes: list[StartOutcome] = []
+    for starts in FACTOR_STARTS:
+        factors = initial_factors(starts, random)
+        kernels, losses, last = descend_factors(data, factors, RATE, SNAPSHOTS)
+        moved = [
+            (end - begin).norm(dim=(-2, -1)) / begin.norm(dim=(-2, -1))
+            for begin, end in zip(factors[1:], last[1:], strict=True)
+        ]
+        distance = torch.stack(moved).mean(0) if moved else torch.zeros(losses.shape[1:])
+        for index, start in enumerate(starts):
+            series = _product_measures(data, kernels[:, :, index])
+            plain = _plain_outcome(start, outcomes)
+            outcomes.append(
+                _start_outcome(start, losses[:, :, index], series, distance[:, index], plain)
+            )
+    return ProblemOutcomes(
+        nuclear_norm(data.truth).tolist(),
+        effective_rank(data.truth).tolist(),
+        nuclear_norm(data.least_norm()).tolist(),
+        outcomes,
+    )
+
+
+def _product_measures(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
+    """Measures of the product, (snapshots, seeds) each."""
+    return {
+        "nuclear_norm": nuclear_norm(kernels),
+        "effective_rank": effective_rank(kernels),
+        "error": (kernels - data.truth).norm(dim=(-2, -1)),
+    }
+
+
+def _plain_outcome(start: Start, outcomes: Sequence[StartOutcome]) -> StartOutcome | None:
+    """The plain start that a product is compared with."""
+    plain = {each.start.weight: each for each in outcomes if each.start.depth == 1}
+    return None if start.depth == 1 else plain.get(start.weight, plain[PLAIN_START[-1].weight])
+
+
+def _start_outcome(
+    start: Start,
+    losses: Tensor,
+    series: dict[str, Tensor],
+    moved: Tensor,
+    plain: StartOutcome | None,
+) -> StartOutcome:
+    last = {name: values[-1] for name, values in series.items()}
+
+    def to_plain(name: str) -> dict[str, float]:
+        reference = (
+            last[name] if plain is None else torch.tensor(getattr(plain, name), dtype=torch.float64)
+        )
+        return seed_summary(last[name] - reference)
+
+    curves = {"loss": losses, **series}
+    return StartOutcome(
+        start,
+        loss=float(losses[-1].max()),
+        nuclear_norm=last["nuclear_norm"].tolist(),
+        nuclear_norm_to_plain=to_plain("nuclear_norm"),
+        effective_rank=last["effective_rank"].tolist(),
+        error=last["error"].tolist(),
+        error_to_plain=to_plain("error"),
+        moved=moved.tolist(),
+        curves={name: [float(f"{v:.4g}") for v in each.mean(1)] for name, each in curves.items()},
+    )
+
+
+def draw_result(bias: Bias, figure: Any) -> None:
+    """Draw nuclear norm and error by start, and effective rank against steps; a row per problem."""
+    figure.set_size_inches(11, 9)
+    grid = figure.subplots(3, 3)
+    for axes, (kind, panel) in zip(grid, bias.problems.items(), strict=True):
+        _draw_ends(axes[0], panel.outcomes, "nuclear_norm")
+        truth = sum(panel.truth_nuclear_norm) / len(panel.truth_nuclear_norm)
+        axes[0].axvline(truth, c="k", ls=":")
+        axes[0].set_title(f"{kind}: nuclear norm (dotted: truth)", fontsize=9)
+        _draw_ends(axes[1], panel.outcomes, "error")
+        axes[1].set_title("distance to the truth", fontsize=9)
+        axes[1].set_yticklabels([])
+        for outcome in panel.outcomes:
+            if outcome.start.depth < 3 and outcome.start.weight < 1:
+                ranks = outcome.curves["effective_rank"]
+                axes[2].semilogx(bias.steps[1:], ranks[1:], label=_start_label(outcome.start))
+        axes[2].set_title("effective rank against steps", fontsize=9)
+        axes[2].grid(alpha=0.3)
+    grid[0, 2].legend(fontsize=6)
+
+
+def _draw_ends(axes: Any, outcomes: Sequence[StartOutcome], name: str) -> None:
+    colours = {1: "tab:gray", 2: "tab:blue", 3: "tab:orange"}
+    for y, outcome in enumerate(outcomes):
+        values = torch.tensor(getattr(outcome, name))
+        interval = seed_summary(values)
+        half = [
+            [interval["mean"] - interval["low"]],
+            [interval["high"] - interval["mean"]],
+        ]
+        colour = colours[outcome.start.depth]
+        axes.errorbar(interval["mean"], y, xerr=half, fmt="o", ms=3, c=colour, capsize=2)
+    axes.set_yticks(
+        range(len(outcomes)), [_start_label(each.start) for each in outcomes], fontsize=6
+    )
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _start_label(start: Start) -> str:
+    return f"{start.depth}: {start.label}"

@@ -1,0 +1,206 @@
+r"""Eq. 6: the gradient flow of the product of M and W.
+
+With loss $\tfrac12 \sum_i \|y_i - W M x_i\|^2$ and $G = \sum_i (y_i - W M x_i)\, x_i^\top$, both
+factors follow their negative gradients, $\dot W = G M^\top$ and $\dot M = W^\top G$, and the folded
+kernel $F = W M$ follows
+
+$$\dot F = \dot W M + W \dot M = G M^\top M + W W^\top G,$$
+
+which is Eq. 6 transposed (our W is the paper's $W'^\top$), where a plain kernel has
+$\dot F = G$. Along the flow $M M^\top - W^\top W$ is constant (Arora, Cohen, Hazan, ICML 2018).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+import neural_similarity as ns
+from neural_similarity.nn import StaticSimilarity
+from neural_similarity_paper.theory.measures import seed_generators
+
+INPUTS, OUTPUTS, SAMPLES = 6, 4, 12
+TIME = 1.0
+STEPS = (3e-2, 1e-2, 3e-3, 1e-3)
+POINTS = 51
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Errors are relative, in the Frobenius norm; one list over seeds for every step size."""
+
+    steps: Sequence[float]
+    derivative_errors: Sequence[Sequence[float]]
+    """Change of the folded kernel in one step, over the step size, against Eq. 6."""
+    trajectory_errors: Sequence[Sequence[float]]
+    """Folded kernel at time `TIME` against scipy's solution of the flow."""
+    trajectory_order: Sequence[float]
+    """Slope of log error against log step, by seed; gradient descent has 1."""
+    plain_errors: Sequence[float]
+    """scipy's flow of a plain kernel against its closed form, by seed."""
+    invariant_drift: Sequence[float]
+    """Change of M Mᵀ - Wᵀ W along scipy's flow, by seed."""
+    times: Sequence[float]
+    distance_to_plain: Sequence[Sequence[float]]
+    """Distance of the folded from the plain kernel, by seed at every time; both start at W."""
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Samples in columns: x (inputs, samples), y (outputs, samples), all float64."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+    def start_layer(self) -> ns.Linear:
+        """A layer of the library that starts at `weight` and M = I."""
+        layer = ns.Linear(
+            len(self.x), len(self.y), bias=False, dtype=torch.float64, similarity="static-full"
+        )
+        layer.weight.data.copy_(self.weight)
+        return layer
+
+
+def make_regression(generator: torch.Generator) -> Regression:
+    """A regression with a solution, and an arbitrary start."""
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    x = torch.randn(INPUTS, SAMPLES, **options) / SAMPLES**0.5
+    truth = torch.randn(OUTPUTS, INPUTS, **options)
+    start = torch.randn(OUTPUTS, INPUTS, **options) / INPUTS**0.5
+    return Regression(x, truth @ x, start)
+
+
+def kernel_derivative(data: Regression, weight: Tensor, m: Tensor) -> Tensor:
+    """The derivative of the folded kernel by Eq. 6."""
+    gradient = (data.y - weight @ m @ data.x) @ data.x.T
+    return gradient @ m.T @ m + weight @ weight.T @ gradient
+
+
+def descend_layer(data: Regression, step: float, count: int) -> ns.Linear:
+    """A layer of the library after `count` gradient steps."""
+    layer = data.start_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=step)
+    for _ in range(count):
+        optimizer.zero_grad()
+        (0.5 * (data.y - layer(data.x.T).T).square().sum()).backward()
+        optimizer.step()
+    return layer
+
+
+def folded_kernel(layer: ns.Linear) -> Tensor:
+    """The kernel of the plain layer that computes the same."""
+    return ns.fold(layer).weight.detach().clone()
+
+
+def solve_flow(data: Regression) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """scipy's flow of both factors and of a plain kernel: times, W, M, plain kernels."""
+    x, y = data.x.numpy(), data.y.numpy()
+    shape, square = (OUTPUTS, INPUTS), (INPUTS, INPUTS)
+    size = OUTPUTS * INPUTS
+
+    def factors(_, state):
+        weight, m = state[:size].reshape(shape), state[size:].reshape(square)
+        gradient = (y - weight @ m @ x) @ x.T
+        return np.concatenate([(gradient @ m.T).ravel(), (weight.T @ gradient).ravel()])
+
+    def plain(_, state):
+        return ((y - state.reshape(shape) @ x) @ x.T).ravel()
+
+    times = np.linspace(0, TIME, POINTS)
+    options = {"method": "DOP853", "rtol": 1e-12, "atol": 1e-13, "t_eval": times}
+    start = data.weight.numpy().ravel()
+    both = solve_ivp(factors, (0, TIME), np.concatenate([start, np.eye(INPUTS).ravel()]), **options)
+    alone = solve_ivp(plain, (0, TIME), start, **options)
+    states = torch.from_numpy(both.y.T.copy())
+    kernels = torch.from_numpy(alone.y.T.copy()).view(-1, *shape)
+    weights, matrices = states.split([size, INPUTS**2], 1)
+    return torch.from_numpy(times), weights.view(-1, *shape), matrices.view(-1, *square), kernels
+
+
+def plain_flow(data: Regression, time: float) -> Tensor:
+    r"""The plain kernel at `time`, $W_* + (W_0 - W_*)\, e^{-X X^\top t}$."""
+    solution = data.y @ torch.linalg.pinv(data.x)
+    return solution + (data.weight - solution) @ torch.linalg.matrix_exp(-time * data.x @ data.x.T)
+
+
+def relative_distance(found: Tensor, expected: Tensor) -> float:
+    """Distance in the Frobenius norm, over the norm of `expected`."""
+    return float((found - expected).norm() / expected.norm())
+
+
+def compute(seeds: int = 5) -> Flow:
+    """Compare gradient descent of a layer of this library with Eq. 6 and with scipy's flow."""
+    data = [make_regression(generator) for generator in seed_generators(seeds)]
+    solutions = [solve_flow(each) for each in data]
+    ends = [weights[-1] @ matrices[-1] for _, weights, matrices, _ in solutions]
+    derivative = [[_derivative_error(each, step) for each in data] for step in STEPS]
+    trajectory = [
+        [
+            relative_distance(folded_kernel(descend_layer(each, step, round(TIME / step))), end)
+            for each, end in zip(data, ends, strict=True)
+        ]
+        for step in STEPS
+    ]
+    slopes = np.polyfit(np.log(STEPS), np.log(trajectory), 1)[0]
+    return Flow(
+        steps=STEPS,
+        derivative_errors=derivative,
+        trajectory_errors=trajectory,
+        trajectory_order=slopes.tolist(),
+        plain_errors=[
+            relative_distance(plain[-1], plain_flow(each, TIME))
+            for each, (*_, plain) in zip(data, solutions, strict=True)
+        ],
+        invariant_drift=[
+            _path_distance(weights, matrices) for _, weights, matrices, _ in solutions
+        ],
+        times=solutions[0][0].tolist(),
+        distance_to_plain=[
+            ((weights @ matrices - plain).norm(dim=(1, 2)) / plain.norm(dim=(1, 2))).tolist()
+            for _, weights, matrices, plain in solutions
+        ],
+    )
+
+
+def _derivative_error(data: Regression, step: float) -> float:
+    """The error at a point where M is not I: after ten steps of 0.05."""
+    layer = descend_layer(data, 0.05, 10)
+    weight = layer.weight.detach().clone()
+    m = cast(StaticSimilarity, layer.similarity).full_matrix().detach().clone()
+    before = folded_kernel(layer)
+    layer.zero_grad()
+    (0.5 * (data.y - layer(data.x.T).T).square().sum()).backward()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter -= step * cast(Tensor, parameter.grad)
+    return relative_distance(
+        (folded_kernel(layer) - before) / step, kernel_derivative(data, weight, m)
+    )
+
+
+def _path_distance(weights: Tensor, matrices: Tensor) -> float:
+    kept = matrices @ matrices.mT - weights.mT @ weights
+    return relative_distance(kept[-1], kept[0])
+
+
+def draw_result(flow: Flow, figure: Any) -> None:
+    """Draw errors against step size, and the distance between the two flows."""
+    left, right = figure.subplots(1, 2)
+    for errors, label, colour in (
+        (flow.derivative_errors, "one step against Eq. 6", "tab:blue"),
+        (flow.trajectory_errors, f"kernel at t = {TIME:g} against scipy", "tab:orange"),
+    ):
+        left.loglog(flow.steps, [np.mean(each) for each in errors], "o-", c=colour, label=label)
+    left.loglog(flow.steps, np.array(flow.steps), "k:", label="slope 1")
+    left.set(xlabel="step size", ylabel="relative error", title="Gradient descent of M and W")
+    left.legend()
+    for distances in flow.distance_to_plain:
+        right.plot(flow.times, distances, c="tab:blue", alpha=0.6)
+    right.set(xlabel="t", ylabel="relative distance", title="Flow of W M against that of plain W")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)

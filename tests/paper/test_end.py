@@ -1,0 +1,118 @@
+"""Trained to the end: verdicts by the rules of docs/evidence/end.md, from records alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from neural_similarity_paper.recipes.end import ARMS, CHOSEN, DECAY, EPOCHS
+from neural_similarity_paper.studies.end_report import (
+    PRIMARY,
+    SECONDARY,
+    ArmKey,
+    end_to_markdown,
+    judge_primary,
+    judge_secondary,
+    level_factor,
+)
+from neural_similarity_paper.studies.end_search import (
+    END_SEARCH,
+    PEAKS,
+    best_settings,
+    missing_settings,
+    settings_key,
+)
+
+RESULTS = Path(__file__).parents[2] / "results"
+IMAGES = 4_000
+
+
+def arm(rate, seeds, salt, scatter=0.002):
+    """Errors of networks of about this error rate, in percent; seeds differ by `scatter`."""
+    random = torch.Generator().manual_seed(salt)
+    rates = rate + scatter * torch.randn(seeds, 1, generator=random)
+    return 100.0 * (torch.rand(seeds, IMAGES, generator=random) < rates)
+
+
+def primary(ours, theirs, seeds):
+    return dict(zip(PRIMARY, (arm(ours, seeds, 1), arm(theirs, seeds, 2)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "seeds", "looked", "verdict"),
+    [
+        (0.07, 0.09, 7, 7, "not judged before 8 seeds"),
+        (0.07, 0.09, 9, 8, "lower error"),
+        (0.09, 0.07, 16, 8, "higher error"),
+        (0.08, 0.08, 15, 8, "no gain seen at the first look"),
+    ],
+)
+def test_the_primary_comparison_is_judged_at_two_looks(ours, theirs, seeds, looked, verdict):
+    judged = judge_primary(primary(ours, theirs, seeds))
+    assert (judged.seeds, judged.verdict) == (looked, verdict)
+
+
+def test_no_gain_is_said_only_where_equivalence_holds():
+    """At the second look: images that are hard for all, and images drawn for each."""
+    hard = 100.0 * (torch.arange(IMAGES) < 0.075 * IMAGES)
+    sides = (torch.maximum(hard, arm(0.005, 16, salt, scatter=0.0)) for salt in (1, 2))
+    steady = judge_primary(dict(zip(PRIMARY, sides, strict=True)))
+    assert steady.verdict == "no gain: within ±0.2"
+    assert steady.equivalence < 0.05
+    noisy = judge_primary(primary(0.08, 0.08, 16))
+    assert noisy.verdict == "no gain seen, nor equivalence"
+    assert noisy.equivalence > 0.05
+
+
+def test_the_secondary_comparisons_are_one_family_of_nine():
+    assert len(SECONDARY) == 9
+    keys = dict.fromkeys(key for pair in SECONDARY for key in pair)
+    errors = {key: arm(0.08, 5, salt) for salt, key in enumerate(keys)}
+    errors[ArmKey("cnn", 16)] = arm(0.12, 5, 99)
+    errors[ArmKey("cnn-wide", 16)] = arm(0.12, 4, 98)
+    judged = {(one.ours.name, one.theirs): one for one in judge_secondary(errors)}
+    assert judged["pooled", ArmKey("cnn", 16)].verdict == "lower error"
+    assert judged["pooled", ArmKey("cnn", 32)].verdict == "not seen"
+    assert judged["dynamic-diagonal", ArmKey("cnn-wide", 16)].verdict == "not run"  # four seeds
+    for one in judged.values():
+        assert one.adjusted is None or one.adjusted >= one.interval.p
+
+
+def test_how_much_longer_the_plain_network_must_train():
+    """Error 8 % at 8 epochs, 1 point less with every doubling; 6.5 % is half-way to 32."""
+    steady = {8: 8.0, 16: 7.0, 32: 6.0}
+    errors = {ArmKey("cnn", e): torch.full((3, 2), v) for e, v in steady.items()}
+    errors[ArmKey("static-full", 16)] = torch.full((3, 2), 6.5)
+    assert level_factor(errors, 16).mean == pytest.approx(2**0.5)
+    errors[ArmKey("static-full", 16)] = torch.full((3, 2), 5.0)
+    assert level_factor(errors, 16).mean == float("inf")
+    assert level_factor(errors, 32) is None
+
+
+def test_a_search_goes_from_peaks_to_decays_at_the_best_peak():
+    accuracies = {}
+    asked = []
+    while missing := missing_settings(accuracies):
+        asked.append(missing[0])
+        accuracies[settings_key(missing[0])] = 1 - abs(missing[0][0] - 0.4) - missing[0][1]
+    assert asked == [*((peak, DECAY) for peak in PEAKS), (0.4, 2.5e-4), (0.4, 1e-3)]
+    assert best_settings(accuracies) == (0.4, 2.5e-4)
+
+
+def test_the_recipes_have_what_their_sheets_chose():
+    """And no arm has a record before its sheet is whole."""
+    chosen = {}
+    for path in (RESULTS / END_SEARCH).glob("*.json"):
+        accuracies = {k: run["accuracy"] for k, run in json.loads(path.read_text())["runs"].items()}
+        if not missing_settings(accuracies):
+            chosen[path.stem] = best_settings(accuracies)
+    assert chosen == CHOSEN
+    recorded = {path.name.partition("-end-")[2] for path in RESULTS.glob("cifar10*-end-*")}
+    assert recorded <= CHOSEN.keys() <= ARMS.keys()
+
+
+def test_the_page_is_printed_from_records():
+    text = end_to_markdown(RESULTS)
+    assert text.startswith("# Trained to the end")
+    assert all(f"{epochs} epochs" in text for epochs in EPOCHS)

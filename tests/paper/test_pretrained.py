@@ -1,0 +1,148 @@
+"""§4's path as `nsim reproduce` runs it: a plain network, M alone on it, then all."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from launches import launched_here
+from tiny_images import TINY, use_tiny_images
+
+from neural_similarity.lab import cli, session
+from neural_similarity.lab.recipes import RECIPES, STARTS
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
+from neural_similarity.lab.train import RunError
+from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
+from neural_similarity_paper.recipes.pretrained import PRETRAINED_RECIPES, PRETRAINED_STARTS
+from neural_similarity_paper.tables import TABLES, read_records, recording
+from neural_similarity_paper.tables.data import Panel, Row, Table
+from neural_similarity_paper.tables.records import changed_fields
+
+PLAIN, ALONE, ALL = "tiny-plain", "tiny-alone", "tiny-all"
+SETTINGS = {
+    **{"dataset": "embedded", "model": "cnn9", "channels": 1, "width": 0.1, "steps": 3},
+    **{"drops": (), "batch_size": 8, "crop": 1, "precision": "fp32", "lr": 0.1},
+}
+SIMILARITIES = {"static": Static(Full()), "dynamic": Dynamic(predictor=SphereNet(hidden=4))}
+
+
+def reproduce(folder, *args):
+    folders = ("--results", str(folder / "results"), "--runs", str(folder / "runs"))
+    return cli.main(["reproduce", "path", "--seeds", "3", "--device", "cpu", *folders, *args])
+
+
+@pytest.fixture(scope="module", params=SIMILARITIES)
+def path(request, tmp_path_factory):
+    """A folder in which the path was run for all of the network, whose records are asked for."""
+    alone = AdaptationRecipe(**SETTINGS, similarity=SIMILARITIES[request.param], train="M")
+    plain = replace(TINY, similarity=None)
+    recipes = {PLAIN: plain, ALONE: alone, ALL: replace(alone, train="all")}
+    folder = tmp_path_factory.mktemp("path")
+    with launched_here() as commands, pytest.MonkeyPatch.context() as patch:
+        use_tiny_images(patch)
+        for name, recipe in recipes.items():
+            patch.setitem(RECIPES, name, recipe)
+        for name, start in ((ALONE, PLAIN), (ALL, ALONE)):
+            patch.setitem(STARTS, name, start)
+        rows = (Row("alone", ALONE), Row("all", ALL))
+        patch.setitem(TABLES, "path", Table("A path", (Panel("Tiny", "error", rows),)))
+        patch.chdir(folder)
+        assert reproduce(folder, "--only", ALL) == 0
+        assert [w[1] for w in commands if w[0] == "train"] == [PLAIN, ALONE, ALL]
+        yield folder
+
+
+def run_of(folder, name):
+    return session.open_run(folder / "runs" / f"{name}-1-seed3")
+
+
+def weights(model):
+    """Parameters and statistics, but for counts of batches."""
+    return {n: t for n, t in model.state_dict().items() if not n.endswith("num_batches_tracked")}
+
+
+def test_m_alone_moves_on_kernels_that_stay(path):
+    plain, alone = (weights(session.load(run_of(path, name))) for name in (PLAIN, ALONE))
+    assert all(torch.equal(alone[name], tensor) for name, tensor in plain.items())
+    start, learned = weights(run_of(path, ALONE).begin_network()), alone.keys() - plain.keys()
+    assert learned
+    assert any(not torch.equal(alone[name], start[name]) for name in learned)
+
+
+def test_all_starts_from_the_kernels_and_the_m_that_there_are(path):
+    before, begun = session.load(run_of(path, ALONE)), run_of(path, ALL).begin_network()
+    assert weights(begun).keys() == weights(before).keys()
+    assert all(torch.equal(t, weights(before)[name]) for name, t in weights(begun).items())
+    assert all(parameter.requires_grad for parameter in begun.parameters())
+    after = weights(session.load(run_of(path, ALL)))
+    kernels = [name for name, t in after.items() if t.dim() == 4 and "similarity" not in name]
+    assert not any(torch.equal(after[name], weights(begun)[name]) for name in kernels)
+
+
+def test_records_tell_the_start_and_no_path_of_the_machine(path):
+    (record,) = read_records(path / "results", ALL, 1.0)
+    assert [file.name for file in (path / "results").iterdir()] == [ALL]  # what was asked for
+    assert record.start.items() >= {"recipe": ALONE, "seed": 3, "budget": 1.0}.items()
+    assert len(record.start["weights"]) == 64
+    words = f"nsim train {ALL} --budget 1.0 --seed 3 --backbone runs/{ALONE}-seed3"
+    assert record.summary["command"].startswith(words)
+    assert str(path) not in record.path.read_text()
+    assert reproduce(path, "--only", ALL, "--print") == 0
+
+
+def test_a_path_by_way_of_another_recipe_has_no_record(path, tmp_path):
+    file = run_of(path, ALL).path / "environment.json"
+    before = file.read_text()
+    content = json.loads(before)
+    content["start"]["start"]["config"]["lr"] = 0.5
+    file.write_text(json.dumps(content))
+    try:
+        assert recording.overridden_fields(run_of(path, ALL)) == ["start"]
+        with pytest.raises(RunError, match="it overrides start"):
+            recording.write_records(run_of(path, ALL), tmp_path)
+    finally:
+        file.write_text(before)
+    assert recording.overridden_fields(run_of(path, ALL)) == []
+
+
+def test_another_similarity_takes_the_folded_network(path):
+    """Of dynamic M, which folds into nothing, it is refused."""
+    run = run_of(path, ALL)
+    other = replace(run.recipe, similarity=Static(Diagonal()))
+    if isinstance(run.recipe.similarity, Dynamic):
+        with pytest.raises(RunError, match="cannot be a backbone"):
+            replace(run, recipe=other).begin_network()
+        return
+    images = torch.randn(2, 1, 8, 8)
+    before = session.load(run_of(path, ALONE)).double()
+    begun = replace(run, recipe=other).begin_network().double().eval()
+    assert torch.allclose(begun(images.double()), before(images.double()), atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, {"budget": 0.5}, {"recipe": PLAIN}])
+def test_another_start_is_another_run(path, change):
+    recipe = run_of(path, ALL).recipe
+    start = {"recipe": ALONE, "seed": 3, "budget": 1.0}
+    assert changed_fields(ALL, 1.0, recipe, start) == []
+    assert changed_fields(ALL, 1.0, recipe, start | change) == ["start"]
+
+
+def test_a_start_on_other_data_has_no_record(path):
+    run = run_of(path, ALL)
+    assert recording.overridden_fields(run) == []
+    assert recording.overridden_fields(replace(run, digest="of other data")) == ["start"]
+
+
+def test_a_named_path_needs_its_backbone(path, capsys):
+    assert cli.main(["train", ALL, "--data", str(path)]) == 2
+    assert f"{ALL} needs --backbone RUN, the folder of a run of {ALONE}" in capsys.readouterr().err
+
+
+def test_every_path_begins_with_the_plain_network_and_ends_after_as_many_updates():
+    for name in PRETRAINED_RECIPES:
+        chain = [name]
+        while chain[-1] in PRETRAINED_STARTS:
+            chain.append(PRETRAINED_STARTS[chain[-1]])
+        assert chain[-1] == "cifar10-cnn"
+        if not name.endswith("-m"):
+            assert sum(RECIPES[part].steps for part in chain[:-1]) == 64_000

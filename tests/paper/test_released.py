@@ -1,0 +1,140 @@
+"""Recipes as the released code trains, and the parts of it that are options."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_images import TINY, tiny_world
+from tiny_results import write_by_hand
+
+import neural_similarity as ns
+from neural_similarity.lab import cli
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.recipes import in_variant as named
+from neural_similarity.lab.train import read_run
+from neural_similarity.models import build
+from neural_similarity.nn import Diagonal, Full, Geometry, Static, parse_similarity
+from neural_similarity_paper.recipes.released import RELEASED, released_variant
+from neural_similarity_paper.tables import TABLES, read_records, table_in_variant
+
+NAMES = ("cnn", "cnn-parameters", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
+IN_TABLE_4 = [name for name in RELEASED if "spherenet" not in name]
+START = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1])
+
+
+def test_table_4_has_released_recipes_on_both_sets():
+    sets = ("cifar10", "cifar100")
+    assert set(IN_TABLE_4) == {f"{data}-{name}@released" for data in sets for name in NAMES}
+    assert {row.recipe for row in table_in_variant(TABLES["4"], "released").all_rows} == set(
+        IN_TABLE_4
+    )
+
+
+@pytest.mark.parametrize("name", ["cifar10-dynamic-dns-j", "cifar10-wide-cnn", "imagenet-cnn10"])
+def test_what_was_not_released_is_refused(name):
+    if name == "cifar10-dynamic-dns-j":
+        match = r"must be one that code was released for, got Dynamic\(structure=Masked"
+    else:
+        match = "must be one that code was released for, got None in cnn"
+    with pytest.raises(ValueError, match=match):
+        released_variant(RECIPES[name])
+    with pytest.raises(ValueError, match=rf"`variant` released exists for .*, got {name}"):
+        named(name, "released")
+
+
+def test_a_recipe_of_ones_own_was_not_released():
+    with pytest.raises(ValueError, match="must be one that code was released for"):
+        released_variant(replace(TINY, similarity=Static(ns.Symmetric())))
+
+
+def test_names_of_variants():
+    assert named("cifar10-cnn", "released") == named("cifar10-cnn@released", "released")
+    assert named("cifar10-cnn@released", "paper") == "cifar10-cnn"
+    with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'tf'"):
+        named("cifar10-cnn", "tf")
+    with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'x'"):
+        table_in_variant(TABLES["4"], "x")
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_static_dns_starts_at_three_of_nine_taps(residual):
+    spec = Static(Diagonal(residual), init="released")
+    layer = ns.Conv2d(3, 4, 3, similarity=spec)
+    assert torch.equal(layer.similarity.matrix(), START)
+    kernel = layer.fuse().weight.flatten(2)
+    assert torch.equal(kernel, layer.weight.flatten(2) * START)
+    assert parse_similarity(repr(spec)) == spec
+    rectangle = ns.Conv2d(3, 4, (2, 3), similarity=spec).similarity.matrix()
+    assert rectangle.tolist() == [1, 0, 0, 0, 1, 0]
+
+
+def test_released_starts_are_refused_where_they_mean_nothing():
+    with pytest.raises(ValueError, match=r'`init` "released" needs a Diagonal, got Full\(\)'):
+        Static(Full(), init="released")
+    with pytest.raises(ValueError, match="`init` must be one of identity, released, got 'eye'"):
+        Static(Diagonal(), init="eye")
+    spec = Static(Diagonal(), init="released")
+    with pytest.raises(ValueError, match=r"needs a kernel of two dimensions, got \(3,\)"):
+        spec.build(Geometry(2, 2, (3,), (1,), (0,), (1,)))
+    with pytest.raises(ValueError, match="`similarity` must start at the identity"):
+        ns.convert(torch.nn.Conv2d(2, 2, 3), spec)
+
+
+def test_train_takes_the_variant_whole(tmp_path):
+    small = ("--width", "0.1", "--batch-size", "4", "--budget", "0.0001", "--device", "cpu")
+    ways = (["cifar10-static-dns", "--variant", "released"], ["cifar10-static-dns@released"])
+    for i, words in enumerate(ways):
+        with tiny_world():
+            assert cli.main(["train", *words, *small, "--out", str(tmp_path / str(i))]) == 0
+    runs = [read_run(tmp_path / str(i)) for i in (0, 1)]
+    assert runs[0].name == runs[1].name == "cifar10-static-dns@released"
+    assert runs[0].recipe == runs[1].recipe
+    assert runs[0].recipe.norm_eps == 1e-3
+
+
+@pytest.mark.long
+def test_reproduce_and_table_keep_variants_apart(tmp_path, capsys):
+    results = tmp_path / "results"
+    write_by_hand(results, "cifar10-cnn", 1, [1, 0])
+    write_by_hand(results, "cifar10-cnn@released", 1, [1, 1], budget=0.5)
+    words = ["--results", str(results), "--variant", "released", "--budget", "0.5"]
+    options = ["--seeds", "1", "--runs", str(tmp_path / "runs"), "--print"]
+    assert cli.main(["reproduce", "4", *words, *options]) == 0
+    told = capsys.readouterr()
+    assert "as the released code trains, budget 0.5: 13 of 14 records missing" in told.err
+    assert "nsim train cifar10-static-dns@released --budget 0.5 --seed 1 " in told.out
+    assert cli.main(["table", "4", *words]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| CNN |"))
+    assert "| `cifar10-cnn@released` | 7.78 | 0.00 | 1 |" in row
+    assert cli.main(["reproduce", "2", *words, *options]) == 0
+    assert "no recipe, left out: cifar10-static-dns-j@released" in capsys.readouterr().err
+
+
+def test_old_records_lack_the_new_fields(tmp_path):
+    path = write_by_hand(tmp_path, "cifar10-cnn", 1, [1, 0])
+    content = json.loads(path.read_text())
+    for field in ("optimizer", "orthogonality", "probability_floor", "norm_momentum", "norm_eps"):
+        del content["config"][field]
+    path.write_text(json.dumps(content))
+    assert [record.seed for record in read_records(tmp_path, "cifar10-cnn", 1)] == [1]
+
+
+def test_dynamic_dns_starts_near_the_identity_only_with_its_eps():
+    """What the released eps is for: with PyTorch's the small start is normalised away."""
+    deviations = {}
+    for name in ("norm", "norm-1e-5"):
+        spec = RECIPES[f"cifar10-dynamic-dns-{name}"].similarity
+        torch.manual_seed(0)
+        layer = ns.Conv2d(8, 8, 3, padding=1, similarity=spec)
+        deviations[name] = (layer.similarity.matrix(torch.randn(4, 8, 12, 12)) - 1).std().item()
+    assert deviations["norm-1e-5"] > 5 * deviations["norm"]
+
+
+@pytest.mark.parametrize("name", ["cifar10-spherenet", "cifar10-spherenet-attention"])
+def test_of_table_8_the_released_network_alone_differs(name):
+    recipe = RECIPES[named(name, "released")]
+    assert recipe == replace(RECIPES[name], variant="released")
+    network = build(recipe.model, 10, width=0.1, variant=recipe.variant)
+    assert network[-1].bias is None
+    assert isinstance(dict(network.named_children())["fc"], ns.SphereConv2d)

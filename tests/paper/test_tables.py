@@ -1,0 +1,435 @@
+"""Tables from records written by hand."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from scipy import stats
+from tiny_results import PLAIN, STATIC, TINY_TABLE, write_by_hand
+from tiny_results import tiny_table as tiny_table
+
+from benchmarks.measure import Timing
+from benchmarks.report import Report, Row, write
+from neural_similarity.lab import cli
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.train.recipe import recipe_to_json
+from neural_similarity_paper.tables import (
+    TABLES,
+    draw_report,
+    make_report,
+    read_records,
+    to_markdown,
+)
+from neural_similarity_paper.tables.data import Panel, Table
+from neural_similarity_paper.tables.markdown import signed_number
+from neural_similarity_paper.tables.records import budget_name
+from neural_similarity_paper.tables.report import by_number, compare_records
+
+pytestmark = pytest.mark.usefixtures("tiny_table")
+
+
+def bits(count, seed, share):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(count, generator=generator) < share).tolist()
+
+
+def cells(markdown, label):
+    line = next(line for line in markdown.splitlines() if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def markdown_of(results, budget=1.0):
+    return to_markdown(make_report(TINY_TABLE, budget=budget, results=results))
+
+
+def test_every_row_of_tables_1_to_4_has_its_recipe_on_the_panels_data():
+    for name in ("1", "2", "3", "4"):
+        for panel in TABLES[name].panels:
+            assert panel.baseline_row.recipe == f"{panel.title.lower().replace('-', '')}-cnn"
+            for row in panel.rows:
+                assert RECIPES[row.recipe].dataset == panel.title.lower().replace("-", "")
+
+
+def test_top_5_errors_are_shown_where_every_run_has_one(tmp_path):
+    for seed, top5 in ((1, 12.0), (2, 16.0)):
+        path = write_by_hand(tmp_path, PLAIN, seed, [1, 1, 0, 0])
+        content = json.loads(path.read_text())
+        content["summary"]["test_top5_error_percent"] = top5
+        path.write_text(json.dumps(content))
+    assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00, top-5 14.00 ± 2.83"
+    write_by_hand(tmp_path, PLAIN, 3, [1, 1, 0, 0])
+    assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00"
+
+
+@pytest.mark.parametrize(
+    "name", "ablations costs light sharing shapes bounds rivals 8-cifar100".split()
+)
+def test_studies_have_no_numbers_of_the_paper(tmp_path, name):
+    baseline, other = TABLES[name].panels[0].rows[:2]
+    write_by_hand(tmp_path, baseline.recipe, 1, [1, 0])
+    write_by_hand(tmp_path, other.recipe, 1, [1, 1])
+    report = make_report(TABLES[name], budget=1, results=tmp_path)
+    text = to_markdown(report)
+    assert cells(text, baseline.label)[2:5] == ["", "50.00", "1"]
+    assert cells(text, other.label)[3] in ("0.00", "100.00")
+    draw_report(report, tmp_path / "table.png")
+
+
+def test_adaptations_stand_beside_how_many_numbers_they_trained(tmp_path):
+    for name, count in (("signs-head", 650), ("signs-full", 2189)):
+        path = write_by_hand(tmp_path, name, 1, [1, 0])
+        content = json.loads(path.read_text())
+        content["summary"] |= {"trained": count, "bytes": 4 * count}
+        content["summary"]["test_top5_error_percent"] = 1.0  # No error beside an accuracy.
+        path.write_text(json.dumps(content))
+    report = make_report(TABLES["adapt"], budget=1, results=tmp_path)
+    assert cells(to_markdown(report), "static full M")[-2:] == ["2,189", "8.8"]
+    assert cells(to_markdown(report), "static full M")[3] == "50.00"
+    assert cells(to_markdown(report), "full fine-tuning")[-2:] == ["", ""]
+    draw_report(report, tmp_path / "table.png")
+
+
+def test_rows_that_are_no_adaptation_stand_beside_those_that_are(tmp_path):
+    write_by_hand(tmp_path, "cifar10-cnn", 1, [1, 0])
+    name = "cifar10-pretrained-static-dns-m"
+    start = {"recipe": "cifar10-cnn", "seed": 1, "budget": 1.0}
+    path = write_by_hand(tmp_path, name, 1, [1, 1], start=start)
+    content = json.loads(path.read_text())
+    content["summary"] |= {"trained": 81, "bytes": 1700}
+    path.write_text(json.dumps(content))
+    text = to_markdown(make_report(TABLES["pretrained"], budget=1, results=tmp_path))
+    assert cells(text, "static DNS: M alone")[-2:] == ["81", "1.7"]
+    assert cells(text, "CNN, where all start")[-2:] == ["", ""]
+
+
+def write_three_seeds(results):
+    """Errors 40, 60, 20 % and 20, 20, 20 %: differences -20, -40, 0."""
+    for seed, right in enumerate(([1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 0]), 1):
+        write_by_hand(results, PLAIN, seed, right, seconds=60)
+        write_by_hand(results, STATIC, seed, [1, 1, 1, 1, 0], seconds=60 * seed)
+
+
+def test_row_by_hand(tmp_path):
+    write_three_seeds(tmp_path)
+    text = markdown_of(tmp_path)
+    assert cells(text, "plain")[2:7] == ["10.00", "40.00 ± 20.00", "3", "", ""]
+    row = cells(text, "static")
+    assert row[1:5] == [f"`{STATIC}`", "9.00 (−1.00)", "20.00 ± 0.00", "3"]
+    assert row[5] == "−20.00 [−69.68, +29.68]"  # 20 · 4.302653 / √3 = 49.68
+    # Images right more often than the baseline's: 1/3, 1/3, 0, 1/3, 0 of 3 seeds; s = 0.1826.
+    assert row[6] == "−20.00 [−36.00, −4.00]"
+    # Mean squares: images 1,000, the rest 2,000. Images scatter by chance alone: that by seed.
+    assert row[7] == row[5]
+    # Student's √3 with two degrees of freedom; that by pooled scatter, √3 with four, is smaller.
+    assert row[8:10] == ["0.225", "0.014"]
+    assert row[10:] == ["1.23 M", "67 M", "2:00"]
+    assert cells(text, "later")[3:5] == ["not run (no recipe)", "0"]
+
+
+def test_the_picture_has_the_intervals_of_the_table(tmp_path, monkeypatch):
+    write_three_seeds(tmp_path)
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw_report(make_report(TINY_TABLE, budget=1, results=tmp_path), tmp_path / "table.png")
+    found = []
+    for middle, _, (bars,) in drawn[0].axes[1].containers:
+        (((low, _), (high, _)),) = bars.get_segments()
+        found.append((low, middle.get_xdata().item(), high))
+    expected = [(-69.68, -20, 29.68), (-36, -20, -4)]
+    assert found == [pytest.approx(interval, abs=0.01) for interval in expected]
+
+
+def test_one_seed_is_by_image_alone_and_says_so(tmp_path):
+    ours, before = bits(1000, 0, 0.9), bits(1000, 1, 0.8)
+    write_by_hand(tmp_path, PLAIN, 7, before)
+    write_by_hand(tmp_path, STATIC, 7, ours)
+    row = cells(markdown_of(tmp_path), "static")
+    assert row[3] == f"{100 - sum(ours) / 10:.2f}"
+    assert row[5] == ""
+    wrong = 100 * (1 - torch.tensor([ours, before]).double())
+    expected = stats.norm.interval(0.95, *_mean_and_error(wrong[0] - wrong[1]))
+    numbers = [float(n.replace("−", "-")) for n in re.findall(r"[+−]\d+\.\d+", row[6])]
+    assert numbers[1:] == pytest.approx(expected, abs=0.005)
+    assert row[6].endswith("by image alone (1 seed)")
+
+
+def _mean_and_error(values):
+    return values.mean().item(), stats.sem(values.numpy())
+
+
+def test_only_common_seeds_are_compared(tmp_path):
+    for seed in (1, 2, 3, 4):
+        write_by_hand(tmp_path, PLAIN, seed, bits(64, seed, 0.5))
+    for seed in (3, 4, 5):
+        write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
+    ours, before = (by_number(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
+    found = compare_records(ours.values(), before.values(), "error")
+    assert (found.common, found.by_seed) == ((3, 4), None)
+    images = found.by_image
+    by_hand = 50 * sum(before[s].correct.double() - ours[s].correct.double() for s in (3, 4))
+    expected = stats.norm.interval(0.95, *_mean_and_error(by_hand))
+    assert (images.low, images.high) == pytest.approx(expected, rel=1e-9)
+    assert cells(markdown_of(tmp_path), "static")[6].endswith("by image alone (2 seeds)")
+    accuracy = compare_records(ours.values(), before.values(), "accuracy").by_image
+    assert (accuracy.low, accuracy.high) == pytest.approx((-images.high, -images.low))
+
+
+def test_without_a_common_seed_there_is_no_difference(tmp_path):
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0])
+    write_by_hand(tmp_path, STATIC, 2, [1, 0])
+    assert cells(markdown_of(tmp_path), "static")[5:7] == ["no common seed"] * 2
+
+
+def test_rows_without_runs_and_the_schedule_are_labelled(tmp_path):
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.5)
+    text = markdown_of(tmp_path, 0.5)
+    assert text.startswith("# A tiny table (reduced schedule, budget 0.5: 3 of 6 steps)\n")
+    assert cells(text, "static")[2:] == ["9.00 (−1.00)", "not run", "0", *[""] * 8]
+    assert "Run on A CPU, 1 thread, fp32, torch 2.15; code 0123456789ab." in text
+    full = markdown_of(tmp_path)
+    assert full.startswith("# A tiny table (full schedule, budget 1: 6 of 6 steps)\n")
+    assert "Runs at other budgets: 0.5" in full
+    assert markdown_of(tmp_path, 2).startswith("# A tiny table (extended schedule, budget 2")
+
+
+def test_runs_in_another_precision_are_named(tmp_path):
+    """Those of training and of scores; records that do not name the latter are older."""
+    written = [write_by_hand(tmp_path, PLAIN, seed, [1, 0]) for seed in (1, 2)]
+    content = json.loads(written[0].read_text())
+    assert " and not " not in markdown_of(tmp_path)
+    for seed, trained, scored in (
+        (1, "bf16", {}),
+        (3, "bf16", {}),
+        (4, "bf16", {"score_precision": "fp32"}),
+        (5, "fp32", {"score_precision": "fp32"}),
+    ):
+        changed = content["environment"] | {"precision": trained}
+        write_by_hand(
+            tmp_path, STATIC, seed, [1, 0], environment=changed, summary=content["summary"] | scored
+        )
+    write_by_hand(tmp_path, PLAIN, 3, [1, 0])
+    told = f" In bf16 and not fp32: `{STATIC}` seed 1, `{STATIC}` seed 3."
+    told += f" In bf16 (scores: fp32) and not fp32: `{STATIC}` seed 4."
+    assert told in markdown_of(tmp_path)
+
+
+def test_the_budget_is_that_of_most_rows(tmp_path):
+    def budget():
+        return make_report(TINY_TABLE, results=tmp_path).budget
+
+    assert budget() == 1
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.5)
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0], budget=0.25)
+    assert budget() == 0.5
+    write_by_hand(tmp_path, STATIC, 1, [1, 0], budget=0.25)
+    assert budget() == 0.25
+    for record in (tmp_path / STATIC).rglob("*.json"):
+        record.unlink()
+    assert budget() == 0.5
+    (tmp_path / PLAIN / "0.5").rename(tmp_path / PLAIN / "old")
+    assert budget() == 0.25
+
+
+def test_errors_are_those_of_the_images(tmp_path):
+    path = write_by_hand(tmp_path, PLAIN, 1, [1, 1, 1, 0])
+    content = json.loads(path.read_text())
+    content["summary"]["test_error_percent"] = 1.0
+    path.write_text(json.dumps(content))
+    assert cells(markdown_of(tmp_path), "plain")[3].startswith("25.00")
+
+
+@pytest.mark.parametrize(("budget", "name"), [(1, "1"), (1.0, "1"), (0.0625, "0.0625"), (2.0, "2")])
+def test_budget_as_a_folder(budget, name):
+    assert budget_name(budget) == name
+
+
+def test_records_of_other_data_are_not_compared(tmp_path):
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0])
+    write_by_hand(tmp_path, STATIC, 1, [1, 0], data={"name": "tiny", "digest": "e"})
+    with pytest.raises(ValueError, match="`results` must be of the same data to be compared, got"):
+        markdown_of(tmp_path)
+
+
+def test_record_of_other_settings_is_named(tmp_path, monkeypatch):
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0])
+    monkeypatch.setitem(RECIPES, PLAIN, replace(RECIPES[PLAIN], lr=0.2, threads=3))
+    with pytest.raises(ValueError, match=r"other settings than tiny-plain has now \(lr\); delete"):
+        markdown_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"correct": {"images": 9, "packed": "wA=="}}, "must hold 2 bytes for 9 images, got 1"),
+        ({"summary": {"test_accuracy": 0.25}}, "its images say 0.5, its summary"),
+        ({"config": {}}, "KeyError"),
+    ],
+)
+def test_damaged_record_is_named(tmp_path, changes, message):
+    write_by_hand(tmp_path, PLAIN, 1, [1, 0], **changes)
+    with pytest.raises(ValueError, match=f"1.json cannot be read as a run record: .*{message}"):
+        markdown_of(tmp_path)
+
+
+def test_command_prints_the_table(tmp_path, capsys):
+    write_by_hand(tmp_path, PLAIN, 1, [1, 1, 0, 0], budget=0.5)
+    assert cli.main(["table", "tiny", "--results", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == markdown_of(tmp_path, 0.5)
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--budget", "1"]) == 0
+    assert capsys.readouterr().out == markdown_of(tmp_path)
+
+
+def test_command_without_records_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["table", "tiny"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "nsim: no records in results/\n"
+    assert "not run" in told.out
+
+
+@pytest.mark.parametrize(
+    ("commit", "told"),
+    [("0123456789abcdef", "code 0123456789ab then fedcba987654."), (None, "code version 0.1.0")],
+)
+def test_all_commits_of_a_run_are_named_or_the_version(tmp_path, commit, told):
+    code = {"version": "0.1.0", "commit": commit, "dirty": False}
+    path = write_by_hand(tmp_path, PLAIN, 1, [1, 0], code=code)
+    content = json.loads(path.read_text())
+    content["environment"]["resumed"] = [{"commit": "fedcba9876543210"}] if commit else []
+    path.write_text(json.dumps(content))
+    assert told in markdown_of(tmp_path)
+
+
+def test_command_writes_markdown_and_picture(tmp_path, capsys):
+    out = tmp_path / "docs" / "tiny.v1.md"
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--out", str(out)]) == 0
+    picture = out.with_name("tiny.v1.png")
+    assert capsys.readouterr().out.splitlines() == [str(out), str(picture)]
+    assert out.read_text().endswith("(tiny.v1.png)\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def write_costs(folder, **ratios):
+    """A report of `python -m benchmarks recipes` with these ratios, each plus and minus a tenth."""
+    group = {"what": "updates by recipe", "dtype": "bf16", "batch": 128, "threads": 1}
+    rows = [Row(group=group, name=PLAIN, baseline=True, times={"step": timing(1.0, 0.0)})]
+    rows += [Row(group=group, name=n, times={"step": timing(r, 0.1)}) for n, r in ratios.items()]
+    rows += [Row(group=group | {"dtype": "fp32"}, name=STATIC, times={"step": timing(9.0, 0.1)})]
+    environment = {"device": "cpu", "cpu": "A CPU", "torch": "2.15", "command": "nsim bench"}
+    environment["commit"] = "0123456789abcdef"
+    environment["recipes"] = {name: recipe_to_json(RECIPES[name]) for name in (PLAIN, STATIC)}
+    facts = {"environment": environment, "quick": False, "others": 0.0, "rows": tuple(rows)}
+    report = Report(bench="recipes", **facts)
+    return write(report, folder)
+
+
+def timing(ratio, reach):
+    low, high = ratio - reach, ratio + reach
+    return Timing(seconds=ratio, spread=0.01, ratio=ratio, low=low, high=high, rounds=9)
+
+
+def test_times_of_updates_stand_beside_the_runs(tmp_path, capsys):
+    for seed in (1, 2):
+        write_by_hand(tmp_path, PLAIN, seed, bits(64, seed, 0.5))
+        write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
+    args = ["table", "tiny", "--results", str(tmp_path)]
+    costs = write_costs(tmp_path / "costs", **{STATIC: 1.5, "elsewhere": 2.0})
+    assert cli.main([*args, "--costs", str(costs)]) == 0
+    told = capsys.readouterr().out
+    last = [cells(told, name)[-1] for name in ("network", "plain", "static", "later")]
+    assert last == ["step", "1", "1.50 [1.40, 1.60]", ""]
+    assert f"over that of `{PLAIN}`, measured side by side apart from the runs" in told
+    assert "`nsim bench`, dtype bf16, batch 128, threads 1, on A CPU, torch 2.15, code" in told
+    assert cli.main([*args, "--costs", str(tmp_path / "nowhere")]) == 0
+    assert cells(capsys.readouterr().out, "network")[-1] == "time"
+    out = tmp_path / "with.md"
+    assert cli.main([*args, "--costs", str(costs), "--out", str(out)]) == 0
+    with_costs = image_width(out.with_suffix(".png"))
+    assert cli.main([*args, "--costs", str(tmp_path / "nowhere"), "--out", str(out)]) == 0
+    assert with_costs == 1.5 * image_width(out.with_suffix(".png"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"), [(STATIC, ["step", "1", "", ""]), (PLAIN, ["time", "1:00", "1:00", ""])]
+)
+def test_costs_of_recipes_that_have_changed_are_left_out(tmp_path, capsys, changed, shown):
+    costs = write_costs(tmp_path / "costs", **{STATIC: 1.5})
+    report = json.loads(costs.read_text())
+    report["environment"]["recipes"][changed]["width"] = 3.0
+    costs.write_text(json.dumps(report))
+    for name in (PLAIN, STATIC):
+        write_by_hand(tmp_path, name, 1, bits(64, 1, 0.5))
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(costs)]) == 0
+    told = capsys.readouterr().out
+    assert [cells(told, name)[-1] for name in ("network", "plain", "static", "later")] == shown
+
+
+@pytest.mark.parametrize(("classes", "said"), [(100, True), (1_000, False)])
+def test_runs_on_other_classes_than_imagenets_are_said_to_be(tmp_path, capsys, classes, said):
+    facts = {"name": "imagenet", "digest": "d", "classes": classes}
+    write_by_hand(tmp_path, "imagenet-cnn10", 1, bits(64, 1, 0.5), data=facts)
+    assert cli.main(["table", "5", "--results", str(tmp_path)]) == 0
+    assert ("On 100 classes, not on ImageNet's 1,000." in capsys.readouterr().out) == said
+
+
+def test_doubtful_times_of_updates_say_so(tmp_path, capsys):
+    write_by_hand(tmp_path, PLAIN, 1, bits(64, 1, 0.5))
+    path = write_costs(tmp_path / "costs", **{STATIC: 1.5})
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"others": 0.5}))
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) == 0
+    assert "(not quiet: other processes kept 0.50 cores busy)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", ["device", "torch", "command", None])
+def test_costs_that_lack_a_fact_or_are_of_another_benchmark_are_refused(lost, tmp_path, capsys):
+    path = write_costs(tmp_path / "costs")
+    report = json.loads(path.read_text())
+    if lost:
+        del report["environment"][lost]
+    path.write_text(json.dumps(report if lost else report | {"bench": "training"}))
+    assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) == 1
+    assert "`costs` must be what `python -m benchmarks recipes` saved" in capsys.readouterr().err
+
+
+def image_width(path):
+    return int.from_bytes(path.read_bytes()[16:20])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["7"], "no table is named '7'; there are 1, 2, 3, 4, 5, 6, 8, response, "),
+        (["respnse"], "no table is named 'respnse'; did you mean 'response'?"),
+        (["4", "--out", "table.txt"], "`out` must end in .md, got table.txt"),
+        (["4", "--budget", "0"], "`budget` must be above 0, got 0.0"),
+        (["4", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
+        (["6", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
+        (["6", "--variant", "released"], "--variant is for tables on CIFAR; table 6 has one"),
+        ([], "TABLE"),
+    ],
+)
+def test_wrong_command_lines_exit_with_2(args, message, capsys):
+    assert cli.main(["table", *args]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_accuracies_and_their_differences_are_those_of_the_images(tmp_path):
+    for seed in (1, 2, 3):
+        write_by_hand(tmp_path, PLAIN, seed, [1, 1, 0, 0])
+        write_by_hand(tmp_path, STATIC, seed, [1, 1, 1, 0])
+    table = Table("8", (Panel("8", "accuracy", TINY_TABLE.panels[0].rows[:2]),))
+    plain, static = make_report(table, budget=1, results=tmp_path).panels[0].lines
+    assert (plain.mean_value, static.mean_value) == (50, 75)
+    assert static.baseline_difference.by_seed.mean == static.baseline_difference.by_image.mean == 25
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.235, "+0.24"), (-0.235, "−0.24"), (0.225, "+0.22"), (1e-12, "0.00"), (-0.004, "0.00")],
+)
+def test_halves_are_rounded_as_decimals_are(number, text):
+    """A mean of two runs of 10,000 images is a multiple of 0.005; binary, 0.235 is below it."""
+    assert signed_number(number) == text
