@@ -32,12 +32,21 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "src/neural_similarity"
 RESULTS = ROOT / "build" / "mutants.jsonl"
 Paths = tuple[str, ...]
-ROOMS = "ops nn conversion lab/tasks lab/train lab/paper lab/cli lab/theory lab/data lab/recipes"
+ROOMS = "ops nn conversion lab/tasks lab/train lab/cli lab/data"
 HUB_TESTS = (
     "test_hub test_visualize nn/test_penalty lab/train/test_checkpoint lab/train/test_neighbours"
 )
 MODULES: dict[str, tuple[Paths, Paths]] = {
     **{name: ((f"{PACKAGE}/{name}",), (f"tests/{name}",)) for name in ROOMS.split()},
+    "recipes": (
+        (f"{PACKAGE}_paper/recipes", f"{PACKAGE}/lab/recipes"),
+        ("tests/paper/test_recipes.py",),
+    ),
+    "paper": (
+        tuple(f"{PACKAGE}_paper/{room}" for room in ("tables", "studies", "cli")),
+        ("tests/paper",),
+    ),
+    "theory": ((f"{PACKAGE}_paper/theory",), ("tests/paper/theory",)),
     "hub": (
         tuple(f"{PACKAGE}/{name}.py" for name in ("hub", "visualize", "regularize", "files")),
         tuple(f"tests/{name}.py" for name in HUB_TESTS.split()),

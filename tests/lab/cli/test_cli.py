@@ -70,10 +70,7 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
     [
         (["trian"], "no command is named 'trian'; did you mean 'train'?"),
         (["train", "cifar10-cn"], "no recipe is named 'cifar10-cn'; did you mean 'cifar10-cnn'?"),
-        (
-            ["train", "xyz"],
-            "no recipe is named 'xyz'; there are quickstart, fewshot-quickstart, adapt, cifar10-cnn, ",
-        ),
+        (["train", "xyz"], "no recipe is named 'xyz'; there are quickstart, fewshot-quickstart, "),
         (["train", "--momentun", "0.5"], "--momentum"),
         (["train", "--variant", "released"], "`variant` released exists for cifar10-cnn, "),
         (["train", "cifar10-cnn", "--variant=tf"], "must be one of paper, released, got 'tf'"),
@@ -224,7 +221,7 @@ def test_folding_writes_a_plain_network_with_the_same_answers(static, tmp_path, 
     x = static.preprocess(make_dataset().test.pixels)
     difference = (plain(x) - load(static)(x)).abs().max()
     assert difference < 1e-4
-    assert float(told.split()[-1]) < 1e-4
+    assert str(out) in told
     with safe_open(out, "pt") as file:
         assert json.loads(file.metadata()["classes"]) == list(CLASSES)
 
