@@ -13,8 +13,7 @@ typedef int64_t function(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, i
                    {#name "_bfloat16", (function *)name##_bfloat16}
 
 static const struct { const char *name; function *run; } FUNCTIONS[] = {
-    BOTH(forward), BOTH(backward), BOTH(channel_sums), BOTH(pool_relu), BOTH(pool_chosen),
-    BOTH(pool_scattered),
+    BOTH(forward), BOTH(backward),
 };
 
 static void in(void *to, int64_t size) {

@@ -209,11 +209,6 @@ def declines_native(x: Tensor, taps: int) -> str | None:
     return None if isinstance(load_library(), ctypes.CDLL) else str(load_library())
 
 
-def can_run_here(x: Tensor, taps: int = 1) -> bool:
-    """Whether a C function can take the maps `x`: it does not decline them, and nothing traces."""
-    return runs_eagerly(x) and declines_native(x, taps) is None
-
-
 def takes_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> bool:
     """Whether `fold_kernel` takes a kernel (o, c, K) and M (*n, K, K), for this type of W M."""
     square = m.shape[-2] == m.shape[-1] == kernel.shape[-1] <= MOST_TAPS
@@ -221,7 +216,9 @@ def takes_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> bool:
         square
         and kernel.dtype == m.dtype == torch.float32
         and dtype in _TYPES
-        and (can_run_here(kernel) and type(m) is Tensor)
+        and runs_eagerly(kernel)
+        and declines_native(kernel, 1) is None
+        and type(m) is Tensor
     )
 
 
@@ -278,52 +275,6 @@ def _call_on_kernel(name: str, kernel: Tensor, dtype: torch.dtype, *operands: Te
     """Call a C function of a dense kernel (o, c, K)."""
     sizes = map(_Count, (*kernel.shape, not kernel.is_contiguous(), torch.get_num_threads()))
     return find_function(name, dtype)(*sizes, *_addresses(operands))
-
-
-def channel_sums(x: Tensor, centre: Tensor) -> Tensor:
-    """Sums of x - centre and of its square over all positions of every channel, (2, c), float64."""
-    found = x.new_zeros(torch.get_num_threads(), 2, x.shape[1], dtype=torch.float64)
-    _call_on_maps("channel_sums", x, _channels_last(x), centre, found)
-    return found.sum(0)
-
-
-def pool_relu(x: Tensor, line: Tensor) -> Tensor:
-    """ReLU of the maximum over 2×2 windows of slope · x + offset; `line` is both, (2, c)."""
-    return _write_like_last(empty_pooled(x), "pool_relu", x, _channels_last(x), line)
-
-
-def pool_chosen(maps: Tensor, x: Tensor, line: Tensor) -> Tensor:
-    """The values of maps (n, c, h, w) at the positions of the maxima of x in `pool_relu`."""
-    return _write_like_last(
-        empty_pooled(x), "pool_chosen", x, _channels_last(x), _channels_last(maps), line
-    )
-
-
-def pool_scattered(pooled: Tensor, x: Tensor, line: Tensor) -> Tensor:
-    """The transpose of `pool_chosen`: each value at the position of its maximum, 0 elsewhere."""
-    z = torch.zeros_like(x)
-    return _write_like_last(z, "pool_scattered", x, _channels_last(x), _channels_last(pooled), line)
-
-
-def empty_pooled(x: Tensor) -> Tensor:
-    """Uninitialised (n, c, h // 2, w // 2), channels-last."""
-    images, channels, height, width = x.shape
-    return x.new_empty(images, height // 2, width // 2, channels).movedim(-1, 1)
-
-
-def _write_like_last(z: Tensor, name: str, x: Tensor, *operands: Tensor) -> Tensor:
-    """Let a C function write `z`, the last of its operands, channels-last; return `z`."""
-    target = _channels_last(z)
-    _call_on_maps(name, x, *operands, target)
-    _copy_unless_same(z, target.movedim(-1, 1))
-    return z
-
-
-def _call_on_maps(name: str, x: Tensor, *operands: Tensor) -> None:
-    """Call a C function of maps like x (n, c, h, w)."""
-    images, channels, height, width = x.shape
-    sizes = map(_Count, (images, height, width, channels, torch.get_num_threads()))
-    find_function(name, x.dtype)(*sizes, *_addresses(operands))
 
 
 def _channels_last(maps: Tensor) -> Tensor:

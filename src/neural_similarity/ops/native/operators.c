@@ -1,4 +1,4 @@
-/* The dynamic operators and their gradients, and pooled batch normalisation. See native/__init__.py.
+/* The dynamic operators and their gradients. See native/__init__.py.
 
    Maps are channels-last; M is float (image, position, block, *taps). */
 #include <math.h>
@@ -176,7 +176,6 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "element.h"
 #include "grouped.h"
 #include "passes.h"
-#include "batch_norm.h"
 #include "fold.h"
 #include "pointwise.h"
 #undef T
@@ -188,6 +187,5 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "element.h"
 #include "grouped.h"
 #include "passes.h"
-#include "batch_norm.h"
 #include "fold.h"
 #include "pointwise.h"

@@ -83,6 +83,22 @@ def test_gradients_of_both_forms_go_through_the_support(transform):
     assert torch.autograd.gradgradcheck(output, (x,))
 
 
+def test_what_is_differentiated_twice_is_precise_for_large_maps():
+    results = []
+    x = torch.randn(25, 3, 84, 84, **DOUBLE).to(memory_format=torch.channels_last)
+    for dtype in (torch.float32, torch.float64):
+        norm, maps = layer("transductive").to(dtype), x.to(dtype).requires_grad_()
+        norm.weight.data.fill_(0.7)
+        norm.bias.data.fill_(0.2)
+        with support_first(25, twice=True):
+            y = norm(maps)
+        first = torch.autograd.grad(y.tanh().sum(), list(norm.parameters()), create_graph=True)
+        (second,) = torch.autograd.grad(sum(g.square().sum() for g in first), maps)
+        results.append([y, *first, second])
+    for ours, exact in zip(*results, strict=True):
+        assert (ours - exact).norm() < 3e-6 * exact.norm()
+
+
 def task(norm):
     """One step of MAML on the weight and bias of a normalisation, as a function of a kernel."""
 

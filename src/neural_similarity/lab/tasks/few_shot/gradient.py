@@ -173,7 +173,8 @@ class GradientBased(Method):
         """The parameters after the phases; a parameter that is fast in no phase stays the same."""
         for phase in phases:
             names = sorted(self.parameter_names(phase.fast))
-            loss = self._support_loss(values, support, labels, on_features=_head_only(names))
+            twice = gradient is differentiable_gradient
+            loss = self._support_loss(values, support, labels, _head_only(names), twice)
             fast = {name: values[name] for name in names}
             for _ in range(phase.steps):
                 change = gradient(loss, fast)
@@ -182,13 +183,13 @@ class GradientBased(Method):
         return values
 
     def _support_loss(
-        self, values: Values, support: Tensor, labels: Tensor, on_features: bool
+        self, values: Values, support: Tensor, labels: Tensor, on_features: bool, twice: bool
     ) -> Loss:
         """The loss of the support set as a function of the fast parameters."""
         x = self._embed_support(values, support) if on_features else support
 
         def loss(fast: Values) -> Tensor:
-            with support_first(len(x)):
+            with support_first(len(x), twice=twice):
                 scores = functional_call(self, values | fast, (x, on_features))
             return F.cross_entropy(scores, labels)
 
