@@ -227,7 +227,7 @@ def test_counting_leaves_the_network_as_it_is():
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
-@pytest.mark.parametrize("name", [name for name in models.MODELS if name not in models.BASELINES])
+@pytest.mark.parametrize("name", models.MODELS)
 def test_kernels_start_at_hes_initialisation(name):
     torch.manual_seed(0)
     network = models.build(name, 50, image_size=SIZE)

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 import neural_similarity as ns
 from neural_similarity import models
+from neural_similarity.lab.tasks.rival_layers import RIVALS
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.11" or torch.version.cuda is None,
@@ -62,8 +63,8 @@ def test_similarities_ask_nothing_of_the_host(structure, kind):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(models.BASELINES))
-def test_baselines_ask_nothing_of_the_host(name):
+@pytest.mark.parametrize("name", sorted(RIVALS))
+def test_rivals_ask_nothing_of_the_host(name):
     assert not touched_by(models.MODELS[name](10, width=0.1), (4, 3, 32, 32))
 
 

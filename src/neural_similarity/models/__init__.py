@@ -6,7 +6,7 @@
 | `in_channels` | channels of the images |
 | `image_size` | height and width of the images in pixels; ResNets take images of every size |
 | `width` | factor on every number of channels |
-| `similarity` | as in `ns.Conv2d`; not of 1×1 convolutions, SphereNets and baselines |
+| `similarity` | as in `ns.Conv2d`; not of 1×1 convolutions and SphereNets |
 
 Each is a `torch.nn.Sequential` from (n, in_channels, image_size, image_size) to (n, num_classes).
 Its last layer is the classifier, so that `network[:-1]` is the embedding and shares its parameters
@@ -15,16 +15,12 @@ argument is out of range.
 """
 
 from neural_similarity.choices import public_names as _public_names
-from neural_similarity.models.baselines import CondConv2d as CondConv2d
-from neural_similarity.models.baselines import DeformableConv2d as DeformableConv2d
-from neural_similarity.models.baselines import DynamicFilter2d as DynamicFilter2d
 from neural_similarity.models.blocks import ConvBlock as ConvBlock
 from neural_similarity.models.blocks import conv_block as conv_block
 from neural_similarity.models.blocks import has_pool as has_pool
 from neural_similarity.models.blocks import without_pool as without_pool
 from neural_similarity.models.building import MOST_WIDTH as MOST_WIDTH
 from neural_similarity.models.building import set_norms as set_norms
-from neural_similarity.models.catalogue import BASELINES as BASELINES
 from neural_similarity.models.catalogue import CIFAR_CLASSES as CIFAR_CLASSES
 from neural_similarity.models.catalogue import MODELS as MODELS
 from neural_similarity.models.catalogue import SPHERENETS as SPHERENETS

@@ -1,8 +1,8 @@
 """A convolution followed by batch normalisation, pool and ReLU."""
 
-from torch import nn
+from typing import Any
 
-from neural_similarity.models.baselines import BaselineLayer
+from torch import nn
 
 
 class ConvBlock(nn.Sequential):
@@ -13,8 +13,8 @@ class ConvBlock(nn.Sequential):
     """
 
 
-def conv_block(conv: nn.Conv2d | BaselineLayer, *, pool: bool = False) -> ConvBlock:
-    """The block of this convolution."""
+def conv_block(conv: Any, *, pool: bool = False) -> ConvBlock:
+    """The block of this convolution, or of another layer with `out_channels`."""
     middle = [nn.MaxPool2d(2)] if pool else []
     return ConvBlock(conv, nn.BatchNorm2d(conv.out_channels), *middle, nn.ReLU(inplace=True))
 

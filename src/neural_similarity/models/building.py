@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from neural_similarity.choices import require_least, require_positive
-from neural_similarity.models.baselines import BaselineLayer
 from neural_similarity.models.blocks import conv_block, has_pool
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
 from neural_similarity.nn.layer import check_ready, resolve_similarity
@@ -17,7 +16,8 @@ from neural_similarity.nn.text import Similarity, SimilarityName
 MOST_WIDTH = 1_000
 """Largest factor on channels: tens of thousands of channels need hundreds of gigabytes."""
 Layers = dict[str, nn.Module]
-Convolution = Callable[..., nn.Conv2d] | type[BaselineLayer]
+Convolution = Callable[..., Any]
+"""Makes convolutions, or layers with `out_channels` as well."""
 
 if TYPE_CHECKING:
 
@@ -65,13 +65,10 @@ def build_sequential(
 
 
 def _initialise_kernels(network: nn.Module) -> None:
-    """Initialise kernels by He; layers whose kernel depends on the image initialise themselves."""
+    """Initialise kernels by He."""
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.is_meta:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    for layer in network.modules():
-        if isinstance(layer, BaselineLayer):
-            layer.start()
 
 
 def _insert_attention(

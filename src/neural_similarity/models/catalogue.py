@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from neural_similarity.choices import require_known
-from neural_similarity.models.baselines import CondConv2d, DeformableConv2d, DynamicFilter2d
 from neural_similarity.models.few_shot import resnet12, wrn28_10
 from neural_similarity.models.plain import cnn9, cnn9_plus, cnn9_wide, cnn10, cnn10_plus, convnet4
 from neural_similarity.models.resnet import resnet18, resnet34, resnet50
@@ -20,9 +19,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn9_plus": cnn9_plus,
     "cnn9_wide": cnn9_wide,
     "cnn9_wide_attention": partial(cnn9_wide, self_attention=True),
-    "cnn9_condconv": partial(cnn9, convolution=CondConv2d),
-    "cnn9_dynamic_filter": partial(cnn9, convolution=DynamicFilter2d),
-    "cnn9_deformable": partial(cnn9, convolution=DeformableConv2d),
     "spherenet9": spherenet9,
     "spherenet9_attention": partial(spherenet9, self_attention=True),
     "cnn10": cnn10,
@@ -39,9 +35,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 """The networks by name."""
 SPHERENETS = frozenset({"spherenet9", "spherenet9_attention"})
 """Networks of hyperspherical convolutions."""
-BASELINES = frozenset({"cnn9_condconv", "cnn9_dynamic_filter", "cnn9_deformable"})
-"""Networks of other layers whose kernel depends on the image."""
-WITHOUT_SIMILARITY = SPHERENETS | BASELINES
+WITHOUT_SIMILARITY = set(SPHERENETS)
 """Networks whose layers have their own similarity or none: their `similarity` must be None."""
 CIFAR_CLASSES = 10
 """The number of classes for networks without a default: CIFAR-10's."""

@@ -61,8 +61,7 @@ def cnn9(
         variant: "paper" (Table 7) ends in a fully connected layer of 256 and the classifier;
             "released" (the authors' code) has a plain 3×3 root convolution before the nine and
             ends in one convolution over the whole map to the classes.
-        convolution: Makes the nine convolutions; any but `ns.Conv2d`, such as those of
-            `models.baselines`, takes no similarity.
+        convolution: Makes the nine convolutions; any but `ns.Conv2d` takes no similarity.
     """
     if convolution is not Conv2d:
         check_no_similarity(similarity, f"a network of {convolution}")

@@ -188,7 +188,6 @@ def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
     [
         ({"orthogonality": 1.0}, "`orthogonality` applies to spherenet9, .* must be 0 for cnn9"),
         ({"model": "spherenet9"}, "`similarity` must be none for spherenet9, got Dynamic"),
-        ({"model": "cnn9_condconv"}, "`similarity` must be none for cnn9_condconv, got Dyn"),
         ({"dataset": "imagenet"}, "`crop` must be 0 for imagenet, whose windows .*, got 1"),
         ({"optimizer": "Adam"}, "`optimizer` must be one of sgd, adam, got 'Adam'; nearest: adam"),
         ({"inputs": "Raw"}, "`inputs` must be one of .*, raw, got 'Raw'; nearest: raw"),

@@ -5,6 +5,7 @@ from typing import Any
 from neural_similarity.lab.tasks.adaptation import AdaptationTask
 from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask
+from neural_similarity.lab.tasks.rival_layers import RIVALS as RIVALS  # so that runs find them
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.task import Task
 

@@ -56,8 +56,8 @@ class _Explicit(_BatchNorm):
 
     def _by_first(self, x: Tensor, count: int) -> Tensor:
         """Normalise by the statistics of the first `count` inputs, through which gradients flow."""
-        # In channels-last torch's fused kernel (2.15) is off by 2e-5 for 25 maps of 84 pixels; steps
-        # of MAML amplify that to percents of the gradient. Under vmap its second derivative is
+        # In channels-last torch's fused kernel (2.15) is off by 2e-5 for 25 maps of 84 pixels,
+        # which MAML amplifies to percents of the gradient. Its second derivative under vmap is
         # wrong where the weight depends on the batch, as it does after a step of MAML.
         exact = _TWICE.get() or torch._C._are_functorch_transforms_active()
         if count == len(x) and not exact:

@@ -1,20 +1,22 @@
-"""Other layers whose kernel depends on the image, for comparison in the same networks.
+"""Other layers whose kernel depends on the image, in CNN-9, for comparison with `ns.Dynamic`.
 
-Each takes the arguments of a plain convolution without groups, so that `building.stages` can use it
-in place of one. They are baselines for `ns.Dynamic`, which predicts a small M per position for a
-kernel that all images share.
+Each takes the arguments of a plain convolution without groups. Importing this module lets recipes
+name the networks of `RIVALS`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.ops.window import promote_dtype, without_autocast
+from neural_similarity.models import MODELS, WITHOUT_SIMILARITY, cnn9
+from neural_similarity.ops import promote_dtype, without_autocast
 
 
-class BaselineLayer(nn.Module):
+class RivalLayer(nn.Module):
     """A square convolution whose kernel, or whose sampling positions, depend on the image.
 
     Args:
@@ -57,7 +59,7 @@ class BaselineLayer(nn.Module):
         return f"{size}, stride={self.stride}, padding={self.padding}"
 
 
-class _PerImage(BaselineLayer):
+class _PerImage(RivalLayer):
     """A convolution with a kernel per image, computed from the averages of its channels."""
 
     def kernels(self, averages: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ class CondConv2d(_PerImage):
 
     with $\bar x$ the channels' averages over the positions. Yang et al., CondConv
     (https://arxiv.org/abs/1904.04971), of 4 to 16 kernels `experts`.
-    Other arguments: see `BaselineLayer`.
+    Other arguments: see `RivalLayer`.
     """
 
     def __init__(self, *args: Any, experts: int = 4, **options: Any):
@@ -111,7 +113,7 @@ class DynamicFilter2d(_PerImage):
     generator, since for 128 to 128 channels it must generate 147,456 weights. Units are bounded:
     with ReLU a kernel grows with its input, so that a layer is quadratic in the scale of an image,
     nine of them have degree 512, and few images dominate the batch statistics. Other arguments: see
-    `BaselineLayer`.
+    `RivalLayer`.
     """
 
     def __init__(self, *args: Any, hidden: int = 4, **options: Any):
@@ -133,7 +135,7 @@ class DynamicFilter2d(_PerImage):
         return self.generate(self.hide(averages).tanh()).view(-1, *self.kernel_shape)
 
 
-class DeformableConv2d(BaselineLayer):
+class DeformableConv2d(RivalLayer):
     r"""Modulated deformable convolution: every tap of a position has an offset and a weight.
 
     $$y_o(p) = \sum_{c,k} W_{ock}\, m_k(p)\, x_c(p + p_k + \Delta_k(p))$$
@@ -142,7 +144,7 @@ class DeformableConv2d(BaselineLayer):
     the layer's own window that starts at zero, where the layer is the plain convolution. m alone is
     a dynamic diagonal similarity. Zhu et al., Deformable ConvNets v2
     (https://arxiv.org/abs/1811.11168), whose m is σ(·) and starts at one half. Arguments: see
-    `BaselineLayer`.
+    `RivalLayer`.
     """
 
     def __init__(self, *args: Any, **options: Any):
@@ -162,51 +164,45 @@ class DeformableConv2d(BaselineLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, height, width) to (n, o, h, w)."""
-        offset, mask = self.predict(x).split([2 * self.kernel_size**2, self.kernel_size**2], 1)
-        y = deformable_conv2d(
-            x, offset, self.weight, 2 * mask.sigmoid(), stride=self.stride, padding=self.padding
-        )
+        from torchvision.ops import deform_conv2d
+
+        predicted, taps = self.predict(x), self.kernel_size**2
+        stride, padding = (self.stride, self.stride), (self.padding, self.padding)
+        with without_autocast(x):  # torchvision's needs one type of all
+            offset, mask = promote_dtype(predicted).split([2 * taps, taps], 1)
+            weight = promote_dtype(self.weight)
+            y = deform_conv2d(
+                promote_dtype(x), offset, weight, None, stride, padding, mask=2 * mask.sigmoid()
+            ).to(predicted.dtype)
         return y if self.bias is None else y + self.bias[:, None, None]
 
 
-def deformable_conv2d(
-    x: Tensor, offset: Tensor, weight: Tensor, mask: Tensor, *, stride: int = 1, padding: int = 0
-) -> Tensor:
-    """Modulated deformable convolution as torchvision's `deform_conv2d`, in plain torch.
-
-    Args:
-        x: (n, c, height, width).
-        offset: (n, 2 * k * k, h, w), down and right for every tap.
-        weight: (o, c, k, k).
-        mask: (n, k * k, h, w).
-        stride: Step of the window.
-        padding: Zeros on every side.
-
-    Returns:
-        (n, o, h, w).
-    """
-    n, channels = x.shape[:2]
-    size, taps = weight.shape[-1], weight.shape[-1] ** 2
-    with without_autocast(x):
-        places = _tap_places(mask.shape[2:], size, stride, padding, promote_dtype(x))
-        places = places + promote_dtype(offset).unflatten(1, (taps, 2))  # (n, taps, 2, h, w)
-        sides = zip(places.unbind(2), x.shape[2:], strict=True)
-        row, column = ((2 * place + 1) / side - 1 for place, side in sides)
-        grid = torch.stack([column, row], -1).flatten(1, 2)
-        patches = F.grid_sample(promote_dtype(x), grid, align_corners=False)
-        patches = patches.view(n, channels, taps, *mask.shape[2:]) * promote_dtype(mask)[:, None]
-    columns = patches.to(x.dtype).flatten(1, 2).flatten(2)  # (n, c * taps, h * w)
-    y = torch.matmul(weight.flatten(1), columns)
-    return y.view(n, len(weight), *mask.shape[2:])
-
-
-def _tap_places(out: torch.Size, size: int, stride: int, padding: int, like: Tensor) -> Tensor:
-    """Row and column (taps, 2, h, w) of every tap at every position, before its offset."""
-    tap = torch.arange(size, device=like.device, dtype=like.dtype)
-    rows, columns = (
-        torch.arange(count, device=like.device, dtype=like.dtype) * stride - padding
-        for count in out
+def rival_cnn9(
+    layer: Callable[..., RivalLayer],
+    num_classes: int,
+    *,
+    in_channels: int = 3,
+    image_size: int = 32,
+    width: float = 1,
+    similarity: None = None,
+) -> nn.Module:
+    """CNN-9 with these layers, which draw their parameters after those of plain layers."""
+    if similarity not in (None, "none"):
+        raise ValueError(f"`similarity` must be None in a network of {layer}, got {similarity!r}")
+    network = cnn9(
+        num_classes, in_channels=in_channels, image_size=image_size, width=width, convolution=layer
     )
-    row = (tap[:, None, None, None] + rows[:, None]).expand(size, size, *out)
-    column = (tap[:, None, None] + columns).expand(size, size, *out)
-    return torch.stack([row, column], 2).flatten(0, 1)
+    for module in network.modules():
+        if isinstance(module, RivalLayer):
+            module.start()
+    return network
+
+
+RIVALS = {
+    "cnn9_condconv": CondConv2d,
+    "cnn9_dynamic_filter": DynamicFilter2d,
+    "cnn9_deformable": DeformableConv2d,
+}
+"""The layers of networks, by the network's name."""
+MODELS.update({name: partial(rival_cnn9, layer) for name, layer in RIVALS.items()})
+WITHOUT_SIMILARITY.update(RIVALS)

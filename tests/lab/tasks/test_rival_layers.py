@@ -1,22 +1,22 @@
-"""BaselineLayer layers against a plain convolution of each image, timm and torchvision."""
+"""Layers of others against a plain convolution of each image and timm."""
 
 import pytest
 import torch
 from timm.layers import CondConv2d as TimmCondConv2d
 from torch import nn
 from torch.nn import functional as F
-from torchvision.ops import deform_conv2d
 
+import neural_similarity as ns
 from neural_similarity import models
-from neural_similarity.lab.train import choose_runtime
-from neural_similarity.models.baselines import (
+from neural_similarity.lab.tasks.rival_layers import (
+    RIVALS,
     CondConv2d,
     DeformableConv2d,
     DynamicFilter2d,
-    deformable_conv2d,
 )
+from neural_similarity.lab.train import Recipe, choose_runtime
 
-KINDS = (CondConv2d, DynamicFilter2d, DeformableConv2d)
+KINDS = tuple(RIVALS.values())
 WINDOWS = [(3, 1, 1), (3, 2, 0), (5, 3, 2), (2, 1, 1)]
 
 
@@ -66,23 +66,6 @@ def test_deformable_starts_as_the_plain_convolution(window):
     torch.testing.assert_close(layer(x), F.conv2d(x, layer.weight, layer.bias, stride, padding))
 
 
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("scale", [0.3, 3.0])
-def test_deformable_is_torchvisions(window, scale):
-    size, stride, padding = window
-    x, weight = images().requires_grad_(), images(5, 4, size, size).requires_grad_()
-    out = F.conv2d(x, weight, None, stride, padding).shape[2:]
-    offset = (scale * images(3, 2 * size**2, *out)).requires_grad_()
-    mask = images(3, size**2, *out).sigmoid().detach().requires_grad_()
-    inputs = (x, offset, weight, mask)
-    ours = deformable_conv2d(*inputs, stride=stride, padding=padding)
-    theirs = deform_conv2d(x, offset, weight, None, stride, padding, mask=mask)
-    torch.testing.assert_close(ours, theirs)
-    up = torch.randn_like(ours)
-    for a, b in zip(*(torch.autograd.grad(y, inputs, up) for y in (ours, theirs)), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_finite_differences(kind):
     layer = kind(2, 2, 2, padding=1, bias=False).double()
@@ -96,7 +79,7 @@ def test_gradients_are_finite_differences(kind):
     assert torch.autograd.gradcheck(output, (images(2, 2, 3, 3).requires_grad_(), *values))
 
 
-@pytest.mark.parametrize("name", sorted(models.BASELINES))
+@pytest.mark.parametrize("name", sorted(RIVALS))
 def test_cnn9_has_nine_of_them_and_trains_in_bf16(name):
     network = models.build(name, 10, width=0.1)
     layers = [m for m in network.modules() if isinstance(m, KINDS)]
@@ -106,7 +89,7 @@ def test_cnn9_has_nine_of_them_and_trains_in_bf16(name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(models.BASELINES))
+@pytest.mark.parametrize("name", sorted(RIVALS))
 def test_layout_changes_no_score(name):
     model = models.build(name, 10, width=0.1).double()
     x = torch.randn(2, 3, 32, 32).double()
@@ -133,10 +116,12 @@ def test_starts_are_those_of_the_layers_also_in_a_network():
     assert 0.8 < kernels.std().item() / (2 / 1152) ** 0.5 < 2
 
 
-@pytest.mark.parametrize("name", sorted(models.BASELINES))
-def test_baselines_take_no_similarity(name):
+@pytest.mark.parametrize("name", sorted(RIVALS))
+def test_rivals_take_no_similarity(name):
     with pytest.raises(ValueError, match=r"`similarity` must be None in a network of .*, got 'st"):
         models.build(name, 10, similarity="static-full")
+    with pytest.raises(ValueError, match=f"`similarity` must be none for {name}, got Static"):
+        Recipe(model=name, similarity=ns.Static(ns.Full()))
 
 
 def test_a_dynamic_filter_has_four_units():
