@@ -16,8 +16,8 @@ from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import report
-from neural_similarity.lab.paper import adapt_map, adapt_report, adapt_runs
 from neural_similarity.lab.train import pack_correct
+from neural_similarity_paper.studies import adapt_map, adapt_report, adapt_runs
 
 GONE = object()
 DEEP = json.loads("[" * 900 + "]" * 900)
