@@ -71,9 +71,12 @@ def page() -> str:
     claims = content["claim"]
     rows = judged_rows(claims)
     counts = Counter(row[3].strip("*") for row in rows)
-    compared = [claim for claim in claims if "compare" in claim]
+    ran = sum(
+        "compare" in claim and row[3] != "**not run**"
+        for row, claim in zip(rows, claims, strict=True)
+    )
     intervals = sum(row[4].count("[") for row in rows)
-    rule = content["rule"].strip().format(intervals=intervals, comparisons=len(compared))
+    rule = content["rule"].strip().format(intervals=intervals, comparisons=ran)
     parts = [content["head"].strip(), rule]
     parts.append("; ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ".")
     for section in dict.fromkeys(claim["section"] for claim in claims):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train.journal import read_lines
+from neural_similarity.lab.train.run import read_facts
 from neural_similarity.lab.train.stopping import signals_noted
 from neural_similarity_paper.recipes.end import DECAY, EPOCHS
 from neural_similarity_paper.studies.adapt_runs import ReportLine, Sheet, filling_alone, open_sheet
@@ -72,7 +73,8 @@ def _run_settings(
             code = wait_for(start_process([*words, "--data", f"{data}"], None), stop)
         if code:
             raise RunError(f"nsim train ended with {code}; the same command goes on with {folder}")
-    last = read_lines(folder / "metrics.jsonl")[-1]
+    last, summary = read_lines(folder / "metrics.jsonl")[-1], read_facts(folder / "summary.json")
     accuracy = last["validation_accuracy"]
-    sheet.add(key, {"accuracy": accuracy, "loss": last["validation_loss"]})
+    facts = {"loss": last["validation_loss"], "score_precision": summary["score_precision"]}
+    sheet.add(key, {"accuracy": accuracy} | facts)
     report(f"{arm}: rate {settings[0]:g}, decay {settings[1]:g}: {100 * accuracy:.2f} % held out")
