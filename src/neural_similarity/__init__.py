@@ -67,58 +67,21 @@ if _typing.TYPE_CHECKING:
 __version__ = _VERSION
 _MODULES = ("functional", "hub", "models", "nn", "peft", "testing", "visualize")
 _HOMES = {
-    "neural_similarity.conversion": (
-        "adapters",
-        "convert",
-        "fold",
-        "freeze_backbone",
-        "load_adapter",
-        "max_difference",
-        "plan",
-        "save_adapter",
-        "unconvert",
-        "unfreeze_backbone",
-    ),
-    "neural_similarity.models": ("macs",),
-    "neural_similarity.nn": (
-        "CNN",
-        "LSTM",
-        "SIMILARITIES",
-        "Affine",
-        "Conv1d",
-        "Conv2d",
-        "Conv3d",
-        "ConvTranspose2d",
-        "Diagonal",
-        "Dilation",
-        "Dynamic",
-        "Full",
-        "GlobalSimilarity",
-        "Light",
-        "Linear",
-        "LowRank",
-        "Masked",
-        "Pooled",
-        "PositiveSemidefinite",
-        "Select",
-        "SelfAttention",
-        "Shared",
-        "Shift",
-        "Sparse",
-        "SphereConv2d",
-        "SphereLinear",
-        "SphereNet",
-        "Static",
-        "Symmetric",
-        "Unshared",
-        "Unstructured",
-        "orthogonality",
-        "sharing",
-    ),
-    "neural_similarity.regularize": ("parameter_groups", "penalty"),
-    "neural_similarity.lab.session": ("load",),
+    "conversion": """
+        adapters convert fold freeze_backbone load_adapter max_difference plan save_adapter
+        unconvert unfreeze_backbone
+    """,
+    "models": "macs",
+    "nn": """
+        CNN LSTM SIMILARITIES Affine Conv1d Conv2d Conv3d ConvTranspose2d Diagonal Dilation Dynamic
+        Full GlobalSimilarity Light Linear LowRank Masked Pooled PositiveSemidefinite Select
+        SelfAttention Shared Shift Sparse SphereConv2d SphereLinear SphereNet Static Symmetric
+        Unshared Unstructured orthogonality sharing
+    """,
+    "regularize": "parameter_groups penalty",
+    "lab.session": "load",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = [*_MODULES, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
@@ -128,7 +91,7 @@ def __getattr__(name: str) -> _typing.Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(_import_module(_HOME[name]), name)
+        value = getattr(_import_module(f"{__name__}.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
         raise _extra_needed(error, f"ns.{name}") from None
     globals()[name] = value

@@ -45,6 +45,8 @@ def _crop_kernel(layer: _ConvNd, geometry: Geometry) -> nn.Module:
     used = layer.weight.flatten(0, 1).any(0)
     kernel, sides = layer.weight, []
     for dim, (before, after) in enumerate(geometry.both_sides()):
+        # Output p reads tap t at input p + distance·t - before: without the first taps the same
+        # inputs need so much less padding before, without the last ones so much less behind.
         first, last = _used_span(used.movedim(dim, 0).reshape(geometry.kernel_size[dim], -1).any(1))
         kernel = kernel.narrow(2 + dim, first, last - first + 1)
         beyond = geometry.kernel_size[dim] - 1 - last
@@ -67,12 +69,13 @@ def _used_span(used: Tensor) -> tuple[int, int]:
 @torch.no_grad()
 def _shift_and_join(layer: _ConvNd, geometry: Geometry) -> nn.Sequential:
     """A kernel with one tap of every channel in use, as a depthwise shift and a 1×1 convolution."""
-    taps = layer.weight.flatten(2)
+    taps = layer.weight.flatten(2)  # (o, c, K), zero but in one column of each channel
     tap = taps.abs().sum(0).argmax(1)
     channels = torch.arange(len(tap), device=tap.device)
     shift = torch.zeros_like(taps[0])
     shift[channels, tap] = 1
     depthwise = _layer_like(layer, shift.view(-1, 1, *geometry.kernel_size), None, groups=len(tap))
+    # y_o(p) = Σ_c W[o,c,tap(c)] x_c(p + tap(c)): first x_c shifted by its tap, then a 1×1 kernel.
     joint = taps[:, channels, tap].view(*taps.shape[:2], *[1] * (layer.weight.dim() - 2))
     return nn.Sequential(
         depthwise, _layer_like(layer, joint, layer.bias, stride=1, padding=0, dilation=1)

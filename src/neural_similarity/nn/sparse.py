@@ -249,6 +249,7 @@ class _Dilation(_Around):
         self.kept = kept
 
     def forward(self, raw: Tensor) -> Tensor:
+        # A tensor of D would come from the host, which breaks the capture of a CUDA graph.
         rows = self.inner(raw).unbind(1)
         return torch.stack(
             [row if tap in self.kept else torch.zeros_like(row) for tap, row in enumerate(rows)], 1
@@ -264,6 +265,8 @@ class _Sparse(_Around):
 
     def forward(self, raw: Tensor) -> Tensor:
         m = self.inner(raw)
+        # raw is (n, scalars, *out) and M has one axis of taps for the scalars, or two: these
+        # become one again, along which the entries of a position compete.
         entries = m.detach().flatten(1, m.dim() - raw.dim() + 1)
         largest = entries.abs().topk(self.keep, 1).indices
         kept = torch.zeros_like(entries).scatter(1, largest, entries.gather(1, largest))
@@ -278,7 +281,7 @@ class _Select(StructureModule):
         self.taps = taps
 
     def forward(self, raw: Tensor) -> Tensor:
-        raw = raw.unflatten(1, (self.taps, self.taps))
+        raw = raw.unflatten(1, (self.taps, self.taps))  # (n, kernel tap, patch tap, *out)
         eye = torch.eye(self.taps, dtype=raw.dtype, device=raw.device)
         scores = raw + eye.view(self.taps, self.taps, *[1] * (raw.dim() - 3))
         return _straight_through(_one_hot(scores.detach(), 2), scores)
@@ -293,6 +296,7 @@ class ShiftModule(StructureModule):
 
     def forward(self, raw: Tensor) -> Tensor:
         """M from its scores `raw`."""
+        # All K² scores compete along one axis, number p·K + q for kernel tap p and patch tap q.
         one = _straight_through(_one_hot(raw.detach(), 1), raw)
         return one.unflatten(1, (self.taps, self.taps))
 

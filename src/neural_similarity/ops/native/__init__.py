@@ -133,11 +133,14 @@ class _Group:
         maps, matrices, kernel, y = shapes
         number, groups = place
         filters, channels = kernel[0] // groups, maps[-1] // groups
+        # Blocks and groups are both consecutive channels, and one count divides the other: a group
+        # has several blocks, or several groups share a block, the group's first one here.
         blocks = matrices[len(maps) - 1]
         block = number * blocks // groups
         entries = window.taps ** (2 if full else 1)
         self._suffix = _TYPES[dtype]
         kernels = number * filters * window.taps * channels
+        # Elements before this group's share of maps, M, kernel and y, in the order of operands.
         self._offsets = number * channels, block * entries, kernels, number * filters
         self.frame = frame_of(
             window,
@@ -152,8 +155,10 @@ class _Group:
             width=_full_size(filters),
             y_pixel=y[-1],
             m=blocks * entries,
+            # A block that the group before had too: its gradient is added to, not written.
             more=block == (number - 1) * blocks // groups,
             each=kernel[2] if together else 0,
+            # Taps of a kernel row that see adjacent pixels; 0 where C must not read them at once.
             row=window.kernel_size[-1] * (groups == blocks == window.dilation[-1] == 1),
         )
 
@@ -191,6 +196,7 @@ def frame_of(
         threads=threads,
         **{"channels": maps[-1]} | others,
     )
+    # Tap (i, j) of output position p reads input position stride·p + (i, j)·dilation - padding.
     steps = product(*map(range, window.kernel_size))
     for tap, step in zip(frame.tap, steps, strict=False):
         geometry = zip(step, window.dilation, window.padding, strict=True)
@@ -241,6 +247,7 @@ def fold_gradients(
     dense = empty_folded(kernel, m, grad.dtype)
     if grad.stride() != dense.stride():
         grad = dense.copy_(grad)
+    # Each M's fold gives W a gradient of its own; they are added up at the end.
     parts, of_m = empty_folded(kernel, m, kernel.dtype), torch.empty_like(m)
     operands = _each(m, 2), _each(grad, 3), _each(parts, 3), _each(of_m, 2)
     for own, g, *results in zip(*operands, strict=True):

@@ -103,6 +103,7 @@ def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Te
     grad, raw = channels_last(grad), channels_last(raw)
     result = torch.empty_like(raw)
     rows = _join_places(grad, raw, result)
+    # A row of partial sums for every program, whose channels repeat with period len(gain).
     parts = gain.new_empty(_program_count(rows[0]), rows[0].shape[1], dtype=torch.float32)
     _run_over(
         kernels.affine_gradient, *rows[:2], gain.contiguous(), rows[2], parts, PERIOD=len(gain),
@@ -117,6 +118,8 @@ def _join_places(*maps: Tensor) -> Sequence[Tensor]:
     A row of 81 channels does not begin at a multiple of 16 bytes, so that it is loaded number by
     number; one of 16·81 does.
     """
+    # Channel c of place p lies at 81·p + c: 16 places in a row are one of 16·81 channels, of which
+    # number k belongs to channel k mod 81 (the kernels' PERIOD).
     rows = [one.movedim(1, -1) for one in maps]
     if rows[0].shape[:-1].numel() % JOINED or not all(one.is_contiguous() for one in rows):
         return maps
@@ -130,6 +133,7 @@ def _run_over(kernel: Any, *tensors: Tensor, columns: bool = False, **constants:
     """
     first = tensors[0]
     given = [kernel_images(t) if t.dim() > 2 else t for t in tensors]
+    # A window of one tap: every program's places are read and written at the same index.
     frame = frame_window(Window((1, 1), (1, 1), (0, 0), (1, 1)), *tensors)
     width = _tile_width(first)
     across = triton.cdiv(first.shape[1], width["WIDTH"]) if columns else 1
