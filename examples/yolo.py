@@ -6,12 +6,14 @@ the numbers are no result.
 """
 
 import tempfile
+from copy import deepcopy
 from pathlib import Path
 
 import torch
 from PIL import Image
 from ultralytics import YOLO
 from ultralytics.models.yolo.detect import DetectionTrainer
+from ultralytics.nn.tasks import DetectionModel
 from ultralytics.utils.torch_utils import unwrap_model
 
 import neural_similarity as ns
@@ -25,8 +27,8 @@ class SimilarityTrainer(DetectionTrainer):
 
     def get_model(self, cfg=None, weights=None, verbose=True):
         self.add_callback("on_train_start", refreeze)
-        self.add_callback("on_train_end", keep_adapter)
-        model = ns.convert(super().get_model(cfg, None, verbose), "static-full")
+        self.add_callback("on_model_save", keep_adapter)
+        model = ns.convert(super().get_model(cfg, weights, verbose), "static-full")
         if weights is not None:
             model.load(weights)  # By names: M comes along where the weights have it.
         return model
@@ -39,8 +41,15 @@ def refreeze(trainer):
 
 
 def keep_adapter(trainer):
-    """In full precision; Ultralytics' own files are halves."""
-    ns.save_adapter(unwrap_model(trainer.model), trainer.save_dir / "adapter.safetensors")
+    """Beside best.pt, of the average that is validated, but not in halves.
+
+    The rest of the average is rounded, and would be another backbone.
+    """
+    if trainer.fitness == trainer.best_fitness:
+        model, averages = deepcopy(unwrap_model(trainer.model)), trainer.ema.ema.state_dict()
+        learned = [name for name, p in model.named_parameters() if p.requires_grad]
+        model.load_state_dict({name: averages[name] for name in learned}, strict=False)
+        ns.save_adapter(model, trainer.save_dir / "adapter.safetensors")
 
 
 def write_images(folder, count, generator):
@@ -77,6 +86,17 @@ def largest_difference(one, other, x):
     return (y - z).abs().max().item()
 
 
+def check_adapter(folder):
+    """On the network that was trained on, with a head of 10 classes, it gives M of best.pt."""
+    plain = DetectionModel("yolov8n.yaml", nc=10, verbose=False)
+    plain.load(YOLO(folder / "pretrained.pt").model)  # By names and shapes: all but the head.
+    similar = ns.load_adapter(plain.eval(), folder / "first" / "adapter.safetensors").state_dict()
+    best = YOLO(folder / "first" / "weights" / "best.pt").model.state_dict()
+    learned = [key for key in best if key.endswith("similarity.raw") or key.startswith("model.22.")]
+    assert any(best[key].any() for key in learned if key.endswith("similarity.raw"))
+    assert all(torch.equal(similar[key].half(), best[key].half()) for key in learned)
+
+
 def main(folder):
     """Train, reload, validate, fuse, export; M is there at every step."""
     options = {
@@ -84,8 +104,10 @@ def main(folder):
         "device": "cpu", "amp": False, "plots": False, "project": str(folder), "exist_ok": True,
         "optimizer": "AdamW", "lr0": 0.01, "warmup_epochs": 0, "nbs": 8,
     }  # fmt: skip
-    yolo = YOLO("yolov8n.yaml", verbose=False)
+    YOLO("yolov8n.yaml", verbose=False).save(folder / "pretrained.pt")  # Of 80 classes.
+    yolo = YOLO(folder / "pretrained.pt")
     yolo.train(trainer=SimilarityTrainer, epochs=2, name="first", **options)
+    check_adapter(folder)
     trained = YOLO(folder / "first" / "weights" / "last.pt")
     layers = [m for m in trained.model.modules() if isinstance(m, ns.nn.StaticSimilarity)]
     moved = [layer for layer in layers if layer.raw.any()]

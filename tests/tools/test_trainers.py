@@ -1,6 +1,7 @@
 """Trainers of others: convert, train, save, go on, reload, fold. Each skips where it is missing."""
 
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -123,6 +124,53 @@ def test_lightning(backbone, x, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
+def test_the_adapter_of_an_average(backbone, x, tmp_path, monkeypatch):
+    """The lines of docs/how-to.md, with Lightning's average and timm's."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    timm, lightning = pytest.importorskip("timm"), pytest.importorskip("lightning")
+    page = (Path(__file__).parents[2] / "docs/how-to.md").read_text("utf-8")
+    (block,) = re.findall(r"```py\n(learned = .*?)```", page, re.DOTALL)
+
+    class Adapted(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = converted(network())
+            self.average = timm.utils.ModelEmaV3(self.model, decay=0.7)
+            self.last = None
+
+        def training_step(self, batch, _):
+            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+        def on_before_zero_grad(self, _):
+            self.average.update(self.model)
+
+        def on_train_batch_end(self, *_):
+            self.last = self.model[0].similarity.raw.detach().clone()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.5)
+
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+        callbacks=[callbacks.EMAWeightAveraging(decay=0.7)],
+    )  # fmt: skip
+    module = Adapted()
+    trainer.fit(module, torch.utils.data.DataLoader(images(), batch_size=4))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"not as ns\.freeze_backbone saw them: model\.0\.weight"):
+        ns.save_adapter(module, "rounded")
+    for average in (module.model, module.average.module):
+        raw = average[0].similarity.raw.clone()
+        assert (raw - module.last).abs().max() > 1e-3
+        exec(block, {"model": module.model, "average": average, "backbone": backbone, "ns": ns})
+        loaded = ns.load_adapter(backbone, "mine.safetensors")
+        assert torch.equal(loaded[0].similarity.raw, raw)
+        assert ns.max_difference(loaded, average, x) == 0
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_m_first_then_all(backbone):
     """The callback of docs/how-to.md."""
     lightning = pytest.importorskip("lightning")
@@ -232,9 +280,11 @@ def test_ultralytics(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_ultralytics_own_trainer_keeps_m(tmp_path, monkeypatch, capsys):
-    """The example: trained, trained on, validated, fused, exported."""
-    pytest.importorskip("ultralytics", reason="AGPL, in no dependency group")
+    """The example: trained, trained on, validated, fused, exported; the adapter is of best.pt."""
     monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
+    trainer = pytest.importorskip("ultralytics.engine.trainer", reason="AGPL, in no group")
+    # An average that is late after some updates, too, as Ultralytics' own is after thousands.
+    monkeypatch.setattr(trainer, "ModelEMA", partial(trainer.ModelEMA, tau=2))
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     torch.use_deterministic_algorithms(False)
     import_module("yolo").main(tmp_path)
