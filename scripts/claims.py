@@ -18,7 +18,7 @@ from neural_similarity.lab.train.statistics import by_image
 from neural_similarity_paper.tables import TABLES, make_report, read_records
 from neural_similarity_paper.tables.markdown import interval_text, markdown_rows
 from neural_similarity_paper.tables.records import Record
-from neural_similarity_paper.tables.report import by_number, pooled_difference
+from neural_similarity_paper.tables.report import pooled_difference, records_by_seed
 from neural_similarity_paper.tables.verdicts import Adjusted, Comparison, Verdict, judge_comparisons
 
 ROOT = Path(__file__).parents[1]
@@ -199,7 +199,7 @@ def compare(text: str, table: str = "") -> Found:
 def _runs(name: str, budget: float, classes: str = "") -> list[Record]:
     """Records of a recipe; or of RECIPE/METHOD on test tasks of 5 ways, 5 shots, 15 queries."""
     if ":" in name:
-        more, less = (by_number(_runs(one, budget, classes)) for one in name.split(":"))
+        more, less = (records_by_seed(_runs(one, budget, classes)) for one in name.split(":"))
         return [
             replace(more[seed], accuracies=more[seed].accuracies - less[seed].accuracies)
             for seed in more.keys() & less.keys()

@@ -26,7 +26,7 @@ from neural_similarity_paper.tables import (
 from neural_similarity_paper.tables.data import Panel, Table
 from neural_similarity_paper.tables.markdown import signed_number
 from neural_similarity_paper.tables.records import budget_name
-from neural_similarity_paper.tables.report import by_number, compare_records
+from neural_similarity_paper.tables.report import compare_records, records_by_seed
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 
@@ -165,7 +165,7 @@ def test_only_common_seeds_are_compared(tmp_path):
         write_by_hand(tmp_path, PLAIN, seed, bits(64, seed, 0.5))
     for seed in (3, 4, 5):
         write_by_hand(tmp_path, STATIC, seed, bits(64, 10 + seed, 0.6))
-    ours, before = (by_number(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
+    ours, before = (records_by_seed(read_records(tmp_path, name, 1)) for name in (STATIC, PLAIN))
     found = compare_records(ours.values(), before.values(), "error")
     assert (found.common, found.by_seed) == ((3, 4), None)
     images = found.by_image

@@ -170,7 +170,7 @@ def fill_search(
 
 
 def run_map(data: Path, results: Path, report: ReportLine) -> None:
-    """Run all that lacks: M at its rates in all cells, then the other ways and their rates."""
+    """Run everything that is missing: M at its rates in all cells, then the other ways."""
     with filling_alone(results / MAP_FOLDER):
         for labels, fill in product(LABELS, (_fill_rates, _fill_ways)):
             for change in CHANGES:

@@ -20,7 +20,7 @@ from neural_similarity.lab.train.statistics import (
 from neural_similarity_paper.recipes.end import ARMS, EPOCHS
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.records import read_records
-from neural_similarity_paper.tables.report import by_number
+from neural_similarity_paper.tables.report import records_by_seed
 
 LOOKS, LOOK_LEVEL = (8, 16), 0.0294
 """Seeds of each arm at the two looks of the primary comparison, and Pocock's level of each."""
@@ -97,7 +97,7 @@ def read_errors(results: Path) -> dict[ArmKey, Tensor]:
         for key in (ArmKey(name, epochs, data) for epochs in EPOCHS for name in ARMS):
             records = read_records(results, f"{data}-end-{key.name}", EPOCHS[key.epochs])
             if records:
-                right = [record.accuracies for record in by_number(records).values()]
+                right = [record.accuracies for record in records_by_seed(records).values()]
                 found[key] = 100 * (1 - torch.stack(right))
     return found
 

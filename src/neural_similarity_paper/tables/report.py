@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def intervals(self) -> list[Interval]:
-        """Those that there are."""
+        """The intervals that could be computed."""
         found = self.by_seed, self.by_image, self.by_both, self.by_pooled_seeds
         return [interval for interval in found if interval is not None]
 
@@ -295,7 +295,7 @@ def compare_records(
     difference is averaged over the common seeds first; of two lists of tasks the shorter is the
     beginning of the longer.
     """
-    first, second = (by_number(trained_runs(side)) for side in (ours, theirs))
+    first, second = (records_by_seed(trained_runs(side)) for side in (ours, theirs))
     common = tuple(seed for seed in first if seed in second)
     if not common:
         return Difference()
@@ -315,7 +315,7 @@ def compare_records(
     )
 
 
-def by_number(records: Iterable[Record]) -> dict[int, Record]:
+def records_by_seed(records: Iterable[Record]) -> dict[int, Record]:
     """Records by their seeds, in that order."""
     return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
 

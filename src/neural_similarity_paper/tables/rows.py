@@ -21,7 +21,7 @@ class Row:
     parameters: float | None = None
     """The paper's number of parameters, in millions."""
     half_width: float | None = None
-    """Half the width of the paper's interval, what ± stands before."""
+    """Half the width of the paper's interval: the number after ±."""
     method: str = ""
     """The method that is evaluated on the network, where tasks are learned."""
     shots: int = 0

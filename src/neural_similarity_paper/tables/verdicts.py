@@ -15,7 +15,7 @@ TOO_SHORT = "unclear at this length"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A difference of which someone says that it has a sign."""
+    """A difference whose sign a claim predicts."""
 
     difference: Difference
     sign: int
