@@ -56,11 +56,7 @@ class NslLayer(nn.Module, BaseTunerLayer):
     def forward(
         self, x: Tensor, *args: Any, adapter_names: Sequence[str] | None = None, **kwargs: Any
     ) -> Tensor:
-        """The layer's output with the similarities of the active adapters, or of every row's.
-
-        Raises:
-            ValueError: `adapter_names` has not one name for each row of `x`.
-        """
+        """The layer's output with the active adapters, or those that `adapter_names` has by row."""
         ModulesToSaveWrapper._check_forward_args(cast(Any, self), x, adapter_names=adapter_names)
         if self.disable_adapters and self.merged:
             self.unmerge()
@@ -94,8 +90,8 @@ class NslLayer(nn.Module, BaseTunerLayer):
         """Fold the similarities of adapters, by default of the active ones, into the kernel.
 
         Raises:
-            ValueError: one of them is dynamic; with `safe_merge` the kernel is not finite; or as
-                `unmerge`.
+            ValueError: one of them is dynamic; `safe_merge` finds a kernel that is not finite; or
+                the kernel was written while others were merged.
         """
         names = self.adapters_here(check_adapters_to_merge(self, adapter_names))
         if dynamic := self._dynamic(names):
@@ -116,11 +112,7 @@ class NslLayer(nn.Module, BaseTunerLayer):
         self._kernels, self.merged_adapters = (plain, kernel), merged
 
     def unmerge(self) -> None:
-        """Put the kernel without M back.
-
-        Raises:
-            ValueError: the kernel was written while adapters were merged.
-        """
+        """Put the kernel without M back; a `ValueError` where the merged one was written."""
         if self._kernels is None:
             return
         base, plain = self.get_base_layer(), self._plain_kernel()

@@ -71,18 +71,16 @@ class NslModel(BaseTuner):
             yield
             return
         self._check_rows(names)
-
-        def give_names(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            return args, kwargs | {"adapter_names": names}
-
         with ExitStack() as stack:
-            # What is compiled already does not see new hooks.
-            if not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling():  # What is compiled does not see new hooks.
                 with suppress(RuntimeError):  # The call itself is compiled.
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
             for part in self.modules():
                 if isinstance(part, NslLayer | ModulesToSaveWrapper):
-                    hook = part.register_forward_pre_hook(give_names, with_kwargs=True)
+                    hook = part.register_forward_pre_hook(
+                        lambda _, args, own: (args, own | {"adapter_names": names}),
+                        with_kwargs=True,
+                    )
                     stack.callback(hook.remove)
             yield
 
@@ -243,11 +241,7 @@ class NslModel(BaseTuner):
     def _remap_adapter_state_dict_for_load(
         cls, model: nn.Module, config: Any, adapter_name: str, state_dict: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """As PEFT's, for names in the network that are compiled.
-
-        Raises:
-            ValueError: a number is not finite.
-        """
+        """As PEFT's, for compiled names, too; a `ValueError` where a number is not finite."""
         for key, tensor in state_dict.items():
             check_finite(f"{key} of adapter {adapter_name!r}", tensor)
         keys = {plain_name(key): key for key in model.state_dict()}
