@@ -1,6 +1,7 @@
 """The hub's methods, by folders alone: no network."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -43,14 +44,14 @@ def test_a_network_is_read_back_from_its_folder(similarity, x, tmp_path):
         ns.hub.Network.from_pretrained(tmp_path, local_files_only=True)
 
 
-def test_a_converted_network_is_read_back_by_its_adapter(x, tmp_path):
+def test_a_converted_network_is_read_back_by_its_adapter(x, tmp_path, monkeypatch):
     backbone = ns.models.resnet20(width=0.5).eval()
     network = moved(ns.convert(backbone, "static-full"), std=0.2).eval()
     nn.init.normal_(network.linear.weight)
-    base = "someone/resnet20"
+    base = "timm/resnet20"
     ns.hub.Adapted(network, extra="linear", base_model=base).save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
-    assert "base_model: someone/resnet20" in card
+    assert "base_model: timm/resnet20" in card
     assert "library_name: neural-similarity" in card
     assert "19 × `Static(structure=Full()" in card
     assert "; 1,539 numbers" in card
@@ -59,6 +60,15 @@ def test_a_converted_network_is_read_back_by_its_adapter(x, tmp_path):
     assert (again.extra, again.base_model) == ("linear", base)
     assert ns.max_difference(again, network, x) == 0
     assert ns.max_difference(again, backbone, x) > 1e-3
+    timm = pytest.importorskip("timm")
+    made = {("hf-hub:timm/resnet20", True): backbone}
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: made[name, pretrained])
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    names = {}
+    exec(code.replace("OWNER/NAME", str(tmp_path)), names)
+    assert ns.max_difference(names["model"], network, x) == 0
+    unknown = ns.hub.Adapted(network, extra="linear").generate_model_card().content
+    assert "backbone = ...  # the network, as it was before the conversion\nmodel = " in unknown
     other = ns.models.resnet20(width=0.5)
     with pytest.raises(ValueError, match="another backbone"):
         ns.hub.Adapted.from_pretrained(tmp_path, backbone=other)

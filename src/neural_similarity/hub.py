@@ -35,7 +35,7 @@ Convolutions of this network have a learned similarity M between kernel and patc
 
 ```python
 import neural_similarity as ns
-
+{{ backbone }}
 model = ns.hub.{{ call }}
 ```
 """
@@ -52,12 +52,17 @@ class _OnHub(
     CALL: ClassVar[str]
     base_model: str | None = None
 
+    def backbone_code(self) -> str:
+        """The lines of the card that make what `CALL` needs."""
+        return ""
+
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         parts = similarities_of(self)  # pyright: ignore[reportArgumentType]
         counts = Counter(repr(getattr(part, "spec", part)) for part in parts)
         facts = {
             "similarities": ", ".join(f"{n} × `{spec}`" for spec, n in counts.items()) or "none",
             "scalars": f"{sum(p.numel() for part in parts for p in part.parameters()):,}",
+            "backbone": self.backbone_code(),
             "call": self.CALL,
         }
         card = super().generate_model_card(*args, **facts | kwargs)
@@ -126,6 +131,13 @@ class Adapted(nn.Module, _OnHub):
         self.network = network
         self.extra = extra
         self.base_model = base_model
+
+    def backbone_code(self) -> str:
+        """The lines of the card that make the backbone, as far as `base_model` says how."""
+        name = self.base_model or "the network"
+        if not name.startswith("timm/"):
+            return f"\nbackbone = ...  # {name}, as it was before the conversion"
+        return f'import timm\n\nbackbone = timm.create_model("hf-hub:{name}", pretrained=True)'
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.network(*args, **kwargs)

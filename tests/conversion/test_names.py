@@ -126,3 +126,30 @@ def test_a_module_is_a_part_by_itself(wrapped, tmp_path, part, argument):
     kept = {} if argument == "train" else {"extra": module}
     keys = set(load_file(ns.save_adapter(model, tmp_path / "a", **kept)))
     assert {key for key in keys if "similarity" not in key} == PARTS[part]
+
+
+class Holder(nn.Module):
+    """As Lightning's module."""
+
+    def __init__(self, model, **state):
+        super().__init__()
+        self.model = model
+        for name, value in state.items():
+            self.register_buffer(name, value)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("where", [None, "conv1"])
+def test_an_adapter_of_a_module_that_holds_the_network_alone_is_the_networks(
+    x, tmp_path, depth, where
+):
+    backbone = network()
+    model = ns.freeze_backbone(ns.convert(backbone, "static-full", where), train=())
+    nn.init.normal_(model.conv1.similarity.raw)
+    holder = Holder(Holder(model) if depth == 2 else model)
+    file = ns.save_adapter(holder, tmp_path / "a")
+    assert all(key.startswith("model.") for key in load_file(file))
+    assert torch.equal(ns.load_adapter(backbone, file)(x), model(x))
+    file = ns.save_adapter(ns.freeze_backbone(Holder(model, w=torch.ones(3)), train=()), file)
+    with pytest.raises(ValueError, match=r"in the file begin with 'model\.': save that part"):
+        ns.load_adapter(backbone, file)

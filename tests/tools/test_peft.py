@@ -1,5 +1,6 @@
 """M as PEFT's tuner: it computes what `ns.convert` does, and PEFT's methods keep their meaning."""
 
+import re
 from copy import deepcopy
 
 import pytest
@@ -99,6 +100,19 @@ def test_it_computes_what_a_converted_network_does_and_files_go_both_ways(
     assert ns.save_adapter(ns.load_adapter(backbone, file), tmp_path / "c").read_bytes() == (
         out.read_bytes()
     )
+
+
+def test_the_card_says_how_to_load(backbone, x, tmp_path):
+    model = perturbed(wrapped(backbone, "static-full"))
+    model.add_adapter("other", ns.peft.NslConfig(target_modules=["0"]))
+    for _ in range(2):
+        model.save_pretrained(str(tmp_path))
+    card = (tmp_path / "README.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(import neural.*?)```", card, re.DOTALL)
+    assert not (tmp_path / "other" / "README.md").exists()
+    names = {"backbone": deepcopy(backbone)}
+    exec(code.replace("OWNER/NAME", str(tmp_path)), names)
+    assert torch.equal(names["model"].eval()(x), model.eval()(x))
 
 
 @EVERY_STATIC

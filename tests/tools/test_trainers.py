@@ -171,6 +171,39 @@ def test_the_adapter_of_an_average(backbone, x, tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
+def test_lightning_averages_a_frozen_network(backbone, x, tmp_path):
+    """The callback of docs/how-to.md."""
+    lightning = pytest.importorskip("lightning")
+    page = (Path(__file__).parents[2] / "docs/how-to.md").read_text("utf-8")
+    (block,) = re.findall(r"```py\n(class FrozenAverage.*?)```", page, re.DOTALL)
+    names = {"lightning": lightning}
+    exec(block, names)
+
+    class Adapted(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = converted(backbone)
+
+        def training_step(self, batch, _):
+            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
+
+    module = Adapted()
+    trainer = lightning.Trainer(
+        max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+        callbacks=[names["FrozenAverage"](swa_lrs=0.1, swa_epoch_start=2)],
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(images(), batch_size=4))
+    check_shipping(module.model, backbone, x, tmp_path)
+    file = ns.save_adapter(module, tmp_path / "module")
+    assert ns.max_difference(ns.load_adapter(backbone, file), module.model, x) == 0
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_m_first_then_all(backbone):
     """The callback of docs/how-to.md."""
     lightning = pytest.importorskip("lightning")
@@ -249,6 +282,43 @@ def test_transformers(x, tmp_path, caplog):
     assert not (tmp_path / "folded" / "adapter.safetensors").exists()
     reloaded = kind.from_pretrained(str(tmp_path / "folded")).eval()
     assert ns.max_difference(reloaded, model, x) < 1e-4
+
+
+def of_the_hub():
+    hub = pytest.importorskip("huggingface_hub")
+
+    class Network(nn.Module, hub.PyTorchModelHubMixin):
+        def __init__(self):
+            super().__init__()
+            self.body = network()
+
+        def forward(self, x):
+            return self.body(x)
+
+    return Network(), Network.from_pretrained
+
+
+def of_smp():
+    smp = pytest.importorskip("segmentation_models_pytorch", reason="in no dependency group")
+    return smp.Unet("resnet18", encoder_weights=None, classes=2), smp.from_pretrained
+
+
+@pytest.mark.parametrize("library", [of_the_hub, of_smp])
+def test_strict_loaders_get_m_as_the_warning_says(library, tmp_path, caplog):
+    backbone, load = library()
+    x = torch.randn(1, 3, 32, 32)
+    model = ns.convert(backbone.eval(), "static-full")
+    nn.init.normal_(next(p for n, p in model.named_parameters() if n.endswith("raw")))
+    model.save_pretrained(tmp_path / "whole")
+    assert "unless strict=False; ns.load_adapter(of that" in caplog.text
+    with pytest.raises(RuntimeError, match=r"similarity\.raw"):
+        load(tmp_path / "whole", strict=True)
+    plain = load(tmp_path / "whole", strict=False).eval()
+    loaded = ns.load_adapter(plain, tmp_path / "whole" / "adapter.safetensors")
+    assert ns.max_difference(loaded, model, x) == 0
+    folded = ns.fold(model)
+    folded.save_pretrained(tmp_path / "folded")
+    assert ns.max_difference(load(tmp_path / "folded", strict=True).eval(), folded, x) == 0
 
 
 @pytest.mark.long

@@ -95,16 +95,24 @@ def state_digests(state: Mapping[str, Tensor]) -> dict[str, str]:
 
     `num_batches_tracked` is left out, as nothing depends on it.
     """
-    state = {key: state[key] for key in sorted(state) if not key.endswith("num_batches_tracked")}
-    names = [[key, str(tensor.dtype), list(tensor.shape)] for key, tensor in state.items()]
-    parameters = {key for key, tensor in state.items() if isinstance(tensor, nn.Parameter)}
+    tensors = _digested(state).values()
+    parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+    buffers = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     return {
-        "names": hashlib.sha256(json.dumps(names).encode()).hexdigest(),
-        "parameters": _digest_tensors(tensor for key, tensor in state.items() if key in parameters),
-        "buffers": _digest_tensors(
-            tensor for key, tensor in state.items() if key not in parameters
-        ),
+        "names": names_digest(state),
+        "parameters": _digest_tensors(parameters),
+        "buffers": _digest_tensors(buffers),
     }
+
+
+def names_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names, shapes and types of tensors."""
+    names = [[key, str(t.dtype), list(t.shape)] for key, t in _digested(state).items()]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+
+
+def _digested(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: state[key] for key in sorted(state) if not key.endswith("num_batches_tracked")}
 
 
 def _digest_tensors(tensors: Iterable[Tensor]) -> str:

@@ -1,7 +1,6 @@
 """Reading an adapter for a backbone."""
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -9,12 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.conversion.adapter_file import AdapterFile, read_adapter_file, state_digests
+from neural_similarity.conversion.adapter_file import (
+    AdapterFile,
+    names_digest,
+    read_adapter_file,
+    state_digests,
+)
 from neural_similarity.conversion.adapter_saving import build_on_meta, without_keys
 from neural_similarity.conversion.adapter_values import check_finite, exact_cast
 from neural_similarity.conversion.wrappers import plain_modules, plain_state
-
-_WRAPPED = re.compile(r"\A(?:(?:_orig_mod|module)\.)+")
 
 
 class Adapter(NamedTuple):
@@ -51,17 +53,36 @@ def adapter_of(backbone: nn.Module, path: Path) -> Adapter:
 def _of_backbone(content: AdapterFile, state: Mapping[str, Tensor]) -> AdapterFile:
     """The content of a file, after a check that its digests are those of the backbone's state.
 
-    For networks wrapped by `torch.compile` or DDP, version 0.2 wrote names with their prefix.
+    Its names may have a prefix: a module with no other part, such as Lightning's, was saved, or by
+    version 0.2 a network inside of `torch.compile` or DDP.
     """
-    have = state_digests(without_keys(state, content.tensors))
-    prefixes = {"".join(_WRAPPED.findall(key)) for key in content.tensors}
-    prefix = min(prefixes, key=len, default="")
-    if prefix and have["names"] != content.backbone["names"]:
-        content = content.without_prefix(prefix)
-        rest = without_keys(state, content.tensors)
-        have = state_digests({f"{prefix}{key}": tensor for key, tensor in rest.items()})
-    _check_backbone(have, content.backbone)
-    return content
+    prefixes, need = _common_prefixes(content.tensors), content.backbone
+    every = ("", *prefixes)
+    fits = (p for p in every if names_digest(_renamed_rest(content, state, p)) == need["names"])
+    prefix = next(fits, "")
+    hint = ""
+    if prefixes and not any(key.startswith(prefixes[0]) for key in state):
+        hint = f"; those in the file begin with {prefixes[0]!r}: save that part of the module alone"
+    _check_backbone(state_digests(_renamed_rest(content, state, prefix)), need, hint)
+    return content.without_prefix(prefix)
+
+
+def _common_prefixes(names: Iterable[str]) -> list[str]:
+    """What all names begin with, up to each of their dots."""
+    prefixes = [""]
+    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        prefixes.append(f"{prefixes[-1]}{parts[0]}.")
+    return prefixes[1:]
+
+
+def _renamed_rest(
+    content: AdapterFile, state: Mapping[str, Tensor], prefix: str
+) -> dict[str, Tensor]:
+    """What the file leaves to the backbone, under the names that a prefix makes."""
+    rest = without_keys(state, content.without_prefix(prefix).tensors)
+    return {f"{prefix}{key}": tensor for key, tensor in rest.items()}
 
 
 def _layer(layers: Mapping[str, nn.Module], name: str) -> nn.Module:
@@ -165,10 +186,10 @@ def _shortened(text: str, most: int = 500) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def _check_backbone(have: Mapping[str, str], need: Mapping[str, str]) -> None:
+def _check_backbone(have: Mapping[str, str], need: Mapping[str, str], hint: str) -> None:
     """Raise a `ValueError` if digests differ."""
     reasons = {
-        "names": "its parameters and buffers have other names, shapes or types",
+        "names": f"its parameters and buffers have other names, shapes or types{hint}",
         "parameters": "its weights differ",
         "buffers": "its weights are the same, but its buffers differ; running statistics that "
         'training changed are saved by extra="*running*"',

@@ -1,6 +1,7 @@
 """Converted networks with a `save_pretrained`, such as those of transformers and diffusers.
 
-Their `from_pretrained` builds the plain network and drops the tensors of M, which it does not know.
+Their `from_pretrained` builds the plain network and drops the tensors of M, which it does not know;
+a strict one, such as that of segmentation_models_pytorch, refuses them.
 Refusing to save would end a Trainer's run at its first checkpoint, or lose the network at its end.
 So `save_pretrained` writes the same files as before, and beside them an adapter that `load_adapter`
 puts on the network that `from_pretrained` returns. A Trainer resumes from its checkpoints as it
@@ -50,7 +51,8 @@ def _save_pretrained(
             log.warning("%s has M in its weights alone: %s", save_directory, error)
         else:
             log.warning(
-                "from_pretrained(%r) drops M; ns.load_adapter(of that, %r) puts it back",
+                "from_pretrained(%r) drops M, or refuses its tensors unless strict=False; "
+                "ns.load_adapter(of that, %r) puts it back. ns.fold before saving needs neither",
                 str(save_directory), str(file),
             )  # fmt: skip
     return result

@@ -1,12 +1,14 @@
 """The configuration of a similarity as a PEFT adapter, and its place in PEFT's enum."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from peft import PeftConfig
 from peft.utils.peft_types import PeftType
 
 from neural_similarity.conversion.planning import identity_start
+from neural_similarity.files import write_text
 from neural_similarity.nn import Similarity, format_similarity
 
 
@@ -26,6 +28,17 @@ def _tuner_type(name: str) -> PeftType:
 
 
 NSL = _tuner_type("NSL")
+_LOADING = """
+## Load it
+
+```python
+import neural_similarity.peft  # PEFT knows the tuner NSL by it
+from peft import PeftModel
+
+model = PeftModel.from_pretrained(backbone, "OWNER/NAME")  # or a folder
+```
+"""
+"""What a card says."""
 
 
 @dataclass
@@ -61,6 +74,15 @@ class NslConfig(PeftConfig):
             if isinstance(names := getattr(self, name), list):
                 setattr(self, name, set(names))
         self.similarity = format_similarity(self.spec, complete=True)
+
+    def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
+        """As PEFT's; the card of the network, beside or above, then says how to load it."""
+        super().save_pretrained(save_directory, **kwargs)
+        folder = Path(save_directory)
+        for card in (folder / "README.md", folder.parent / "README.md"):
+            text = card.read_text("utf-8") if card.is_file() else ""
+            if "library_name: peft" in text and _LOADING.strip() not in text:
+                write_text(card, f"{text.rstrip()}\n{_LOADING}")
 
     @property
     def spec(self) -> Similarity:
