@@ -40,11 +40,15 @@ def test_exported_operations_are_those_of_core_ml(similarity):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("similarity", KINDS)
-def test_core_ml_converts(similarity):
+def test_core_ml_converts(similarity, traced):
     coremltools = pytest.importorskip("coremltools", reason="in no dependency group")
     network, x = make_network(similarity)
-    program = export(network, (x,)).run_decompositions({})
-    model = coremltools.convert(program, convert_to="mlprogram")
+    if traced:
+        program, inputs = torch.jit.trace(network, x), [coremltools.TensorType(shape=x.shape)]
+    else:
+        program, inputs = export(network, (x,)).run_decompositions({}), None
+    model = coremltools.convert(program, inputs=inputs, convert_to="mlprogram")
     (taken,) = model.get_spec().description.input
     assert list(taken.type.multiArrayType.shape) == list(x.shape)
