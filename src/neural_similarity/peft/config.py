@@ -8,7 +8,7 @@ from peft import PeftConfig
 from peft.utils.peft_types import PeftType
 
 from neural_similarity.conversion.planning import identity_start
-from neural_similarity.files import write_text
+from neural_similarity.files import read_text, write_text
 from neural_similarity.nn import Similarity, format_similarity
 
 
@@ -80,7 +80,7 @@ class NslConfig(PeftConfig):
         super().save_pretrained(save_directory, **kwargs)
         folder = Path(save_directory)
         for card in (folder / "README.md", folder.parent / "README.md"):
-            text = card.read_text("utf-8") if card.is_file() else ""
+            text = read_text(card) if card.is_file() else ""
             if "library_name: peft" in text and _LOADING.strip() not in text:
                 write_text(card, f"{text.rstrip()}\n{_LOADING}")
 
