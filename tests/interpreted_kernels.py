@@ -34,6 +34,18 @@ def test_half_precision(case, kind):
     check(case, kind, torch.float16)
 
 
+@pytest.mark.parametrize("backend", ["triton", "eager"])
+@both_kinds
+def test_half_precision_near_its_largest_number(kind, backend):
+    x, weight, m = CASES[1].operands(kind)
+    operands = (3e4 * x).clamp(-6e4, 6e4), weight / 64, m
+    outgoing = torch.full_like(CASES[1](*operands, backend="reference"), 1e-3)
+    truth = CASES[1].results(operands, outgoing, torch.float64, "reference")
+    found = CASES[1].results(operands, outgoing, torch.float16, backend)
+    for right, ours in zip(truth, found, strict=True):
+        assert (ours - right).abs().max() <= 0.01 * right.abs().max()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("case", LARGE, ids=str)

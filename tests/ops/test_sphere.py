@@ -89,6 +89,23 @@ def test_only_the_input_normalised_is_a_convolution_over_the_patch_norm():
     assert_close(y, F.conv2d(x, weight, padding=1) / patch_norm(x, (3, 3), padding=1))
 
 
+@pytest.mark.parametrize("normalize", ["both", "input"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_float16_near_its_largest_number(groups, normalize):
+    """Products of kernels and patches do not fit; what is infinite in an image stays in it."""
+    x = (3e4 * torch.randn(2, 4, 6, 5)).clamp(-6e4, 6e4).half()
+    weight = torch.randn(6, 4 // groups, 3, 3).half()
+    x[1, :, 3:] /= 1e3
+
+    def cosines(*operands):
+        return sphere_conv2d(*operands, groups=groups, normalize=normalize)
+
+    y = cosines(x, weight)
+    assert_close(y.double(), cosines(x.double(), weight.double()), rtol=0.01, atol=0.01)
+    x[0, 0, 0, 0] = torch.inf
+    assert torch.equal(cosines(x, weight)[1], y[1])
+
+
 def test_autocast_keeps_the_norm_in_float32():
     x, weight = PROBLEMS[0].operands(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):

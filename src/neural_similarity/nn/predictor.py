@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from neural_similarity.choices import require_count, require_flag, require_known, require_positive
@@ -16,7 +17,11 @@ from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.lengths import unit_vectors
 from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
-from neural_similarity.ops.window import CONVOLUTIONS, autocast_dtype, promote_dtype
+from neural_similarity.ops.window import (
+    CONVOLUTIONS,
+    promote_dtype,
+    without_autocast,
+)
 
 Predictor = Callable[[Geometry, int], nn.Module]
 """(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out), or to
@@ -176,11 +181,7 @@ class SphereNet(TwoLayers):
 
     def first(self, x: Tensor, weight: Tensor, *window: Any, rectified: bool = False) -> Tensor:
         """The patch-normalised convolution, or its ReLU."""
-        length = weight[0].numel() ** 0.5
-        factor = length if self.normalize == "rms" else 1.0
-        if self.normalize == "input" and autocast_dtype(x) == torch.float16:
-            # Kernels are √N times as large as with "rms", and their sums could overflow.
-            weight, factor = weight / length, length
+        factor = weight[0].numel() ** 0.5 if self.normalize == "rms" else 1.0
         norms: Normalize = "both" if self.normalize == "both" else "input"
         options = {"angle": self.angle, "k": self.k, "normalize": norms, "eps": self.eps}
         return sphere_conv(x, weight, *window, **options, factor=factor, rectified=rectified)
@@ -292,6 +293,17 @@ class PatchConv(nn.Module):
     def extra_repr(self) -> str:
         """The shape of the kernel, for `repr`."""
         return ", ".join(map(str, self.weight.shape))
+
+
+def in_float32(module: nn.Module, x: Tensor) -> Tensor:
+    """`module(x)` in float32, where maps that grow with x would overflow float16."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    wide = {name: t.float() for name, t in tensors.items() if t.dtype == torch.float16}
+    with without_autocast(x):
+        y = functional_call(module, wide, (x.float(),))
+    for name in wide.keys() & dict(module.named_buffers()).keys():
+        tensors[name].copy_(wide[name])  # running statistics
+    return y
 
 
 def hidden_norm(spec: Any, channels: int, dims: int) -> nn.Module:

@@ -37,12 +37,17 @@ class Eager:
 
     def forward(self, given: Operands) -> Tensor:
         """`Implementation.forward`, by the cheaper order of the factors."""
+        if given.x.dtype == torch.float16:
+            return self.forward(_in_float32(given)).half()
         single = given.groups == given.m.shape[1] == max(given.window.stride) == 1
         if single and given.weight.shape[0] <= MOST_FILTERS * given.weight.shape[1]:
             return self._kernel_first(given)
         return self._sweep_tiles(given)[0]
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
+        if given.x.dtype == torch.float16:
+            of_x, of_weight, of_m = self.backward(grad.float(), _in_float32(given), needs)
+            return of_x.half(), of_weight.half(), of_m
         needs_x, needs_weight, needs_m = needs
         mirrored = needs_x and self.arithmetic.mirrors and _has_mirror(given)
         gradients = grad_x, grad_weight, grad_m = given.empty_gradients(needs)
@@ -183,6 +188,11 @@ class Eager:
         low = torch.ones(*shape, size + 1, dtype=dtype, device=m.device)
         low[..., :-1] = weights - identity
         return low
+
+
+def _in_float32(given: Operands) -> Operands:
+    """Operands of float16, in which M times the largest inputs would overflow."""
+    return given._replace(x=given.x.float(), weight=given.weight.float())
 
 
 def _has_mirror(given: Operands) -> bool:

@@ -28,6 +28,8 @@ Normalize = Literal["both", "input"]
 _ANGLES: tuple[str, ...] = get_args(Angle)
 _NORMALIZE: tuple[str, ...] = get_args(Normalize)
 
+_FITS = 6e4
+"""Less than float16's largest number, by more than a kernel's rounding."""
 _EDGE = 1e-6
 """Cosines are kept this far inside (-1, 1), where the angle's derivative is finite."""
 
@@ -176,12 +178,26 @@ def _cosine_convolution(
     if x.dim() < kernel.dim():
         return _cosine_convolution(x[None], kernel, geometry, eps, factor, rectified)[0]
     factors = _norm_factors(x, kernel.shape[2:], geometry, eps, factor)
+    if autocast_dtype(x) == torch.float16 and factors.numel():
+        kernel, factors = _within_float16(kernel, factors, factor)
     y, channels = CONVOLUTIONS[kernel.dim() - 2](x, kernel, None, *geometry), 1 - kernel.dim()
     if geometry[-1] == 1:
         return scale_maps(y, factors, rectified=rectified)
     groups = y.unflatten(channels, (geometry[-1], -1))
     y = (groups * factors.unsqueeze(channels)).to(y.dtype).flatten(channels - 1, channels)
     return F.relu(y) if rectified else y
+
+
+def _within_float16(kernel: Tensor, factors: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """The kernel over a power of two, and the factors times it: all products fit float16.
+
+    A product is at most the norm of its kernel times that of its patch; patches that are not finite
+    do not count. The power is 1 where all fit, and any other rounds nothing but small numbers.
+    """
+    patches = (factor / factors.detach()).nan_to_num(0.0, 0.0).amax()
+    kernels = promote_dtype(kernel.detach()).flatten(1).norm(dim=1).amax()
+    power = (kernels * patches / _FITS).clamp(min=1).log2().ceil().exp2()
+    return (kernel / power).to(kernel.dtype), factors * power
 
 
 def _norm_factors(

@@ -46,7 +46,7 @@ def forward(
             # Row s of M mixes all K taps, so that they stay in registers for the K columns.
             patches = _load_patches(x, place, channel, inside, sizes, FRAME)
             for s in range(TAPS):
-                columns = _mix_row(m, place, block, s, patches, FRAME).to(DTYPE)
+                columns = _narrow(_mix_row(m, place, block, s, patches, FRAME), DTYPE)
                 kernel = tl.load(weight.at + s * weight.t + filters, wanted, 0.0)
                 total = tl.dot(columns, tl.trans(kernel), total, input_precision=PRECISION)
         else:
@@ -58,7 +58,7 @@ def forward(
                 # through registers, to be converted twice, in four tenths of the instructions.
                 product = tl.dot(patch, tl.trans(kernel), input_precision=PRECISION)
                 total += product * factor[:, None]
-    store_tile(y, place, output, computed, total)
+    store_tile(y, place, output, computed, _widen(total, DTYPE) if FULL else total)
 
 
 @triton.jit
@@ -208,13 +208,13 @@ def weight_gradient(
             else:
                 patch = _load_patch(x, place, channel, inside, s, sizes, FRAME).to(tl.float32)
                 columns = patch * _load_entry(m, place, block, s, s, FRAME)[:, None]
-            columns = columns.to(DTYPE)
+            columns = _narrow(columns, DTYPE)
             sums = sums + (tl.dot(outgoing, columns, totals[i], input_precision=PRECISION),)
         totals = sums
     at = parts.at + tl.cast(part, tl.int64) * parts.part
     for i in tl.static_range(TOGETHER):
         there = tile_of(output * parts.o, own) + (first + i) * parts.t
-        tl.store(at + there, totals[i], mask_of(computed, inside))
+        tl.store(at + there, _widen(totals[i], DTYPE), mask_of(computed, inside))
 
 
 @triton.jit
@@ -278,6 +278,22 @@ def _mix_row(m, place, block, s, patches, FRAME: tl.constexpr):
     total = patches[0].to(tl.float32) * _load_entry(m, place, block, s, 0, FRAME)[:, None]
     for t in tl.static_range(1, FRAME.kh * FRAME.kw):
         total += patches[t].to(tl.float32) * _load_entry(m, place, block, s, t, FRAME)[:, None]
+    return total
+
+
+@triton.jit
+def _narrow(columns, DTYPE: tl.constexpr):
+    """M times patches in `DTYPE`: a sixteenth in float16, which could not hold the largest."""
+    if DTYPE == tl.float16:
+        columns = columns / 16
+    return columns.to(DTYPE)
+
+
+@triton.jit
+def _widen(total, DTYPE: tl.constexpr):
+    """The sum of products with columns of `_narrow`."""
+    if DTYPE == tl.float16:
+        total = total * 16
     return total
 
 
