@@ -58,6 +58,7 @@ def test_pillow_reads_grey_without_tifffile(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tifffile", None)
     for name in ("a.tif", "a.png"):
         Image.fromarray(values).save(tmp_path / name)
+        assert not read_header(tmp_path / name).paged
         assert np.array_equal(read_pixels(tmp_path / name, Depth(1, 16), (12, 10))[0], values)
 
 
@@ -66,6 +67,14 @@ def test_a_missing_tifffile_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tifffile", None)
     with pytest.raises(ValueError, match=r"a\.tif .*4 channels of 16 bits needs tifffile.*tiff"):
         read_pixels(tmp_path / "a.tif", Depth(4, 16), (12, 10))
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_further_pages_are_known(tmp_path, channels):
+    for pages in (1, 2):
+        values = np.stack([draw_values(channels, np.uint16).squeeze()] * pages)
+        tifffile.imwrite(tmp_path / "a.tif", values, **(GREY if channels > 1 else {}))
+        assert read_header(tmp_path / "a.tif").paged == (pages > 1)
 
 
 def test_resizing_keeps_16_bits(tmp_path):

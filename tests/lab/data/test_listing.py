@@ -1,14 +1,18 @@
 """Folders and lists of images: parts by their names, and nothing outside of the data."""
 
+import json
 import os
 import re
 
 import pytest
+from PIL import Image
 from tiny_folders import WANTED, picture, write_folders
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from neural_similarity.files import read_json
 from neural_similarity.lab import data
 from neural_similarity.lab.data import load_dataset, load_split
+from neural_similarity.lab.data.decoding import SUFFIXES
 from neural_similarity.lab.data.listing import list_images
 
 
@@ -230,8 +234,49 @@ def test_folders_beside_the_parts_are_named_in_every_layout(tmp_path, caplog, na
 
 def test_images_of_other_formats_are_counted(tmp_path, caplog):
     classes(tmp_path / "train", each=3)
-    for name in ("a.HEIC", "b.heic", "c.avif", "notes.txt", ".d.heic"):
+    for name in ("a.HEIC", "b.heic", "c.avif", "d.gif", "notes.txt", ".d.heic"):
         (tmp_path / "train" / "ant" / name).touch()
     list_images(tmp_path / "train")
     (told,) = caplog.messages
-    assert told.endswith("train, images of other formats are left out: 1 .avif, 2 .heic.")
+    assert told.endswith("train, images of other formats are left out: 1 .avif, 1 .gif, 2 .heic.")
+    assert set(IMG_EXTENSIONS) == SUFFIXES
+
+
+@pytest.mark.parametrize("name", ["folder", "classes"])
+def test_files_with_more_pages_are_named(tmp_path, caplog, name):
+    """Of a phone's MPO the second image is a preview."""
+    classes(tmp_path, ("ant", "bee", "cat"))
+    pages = [Image.new("RGB", (6, 6), colour) for colour in ("red", "blue")]
+    for path in ("bee/2.tif", "ant/2.webp", "ant/3.jpg"):
+        kind = {"format": "MPO"} if path.endswith("jpg") else {}
+        pages[0].save(tmp_path / path, save_all=True, append_images=pages[1:], **kind)
+    load_dataset(name, tmp_path) if name == "folder" else load_split(name, tmp_path)
+    (told,) = caplog.messages
+    start, _, files = told.rstrip(".").partition(" of ")
+    assert start == "Warning: the first page alone is used"
+    assert sorted(files.split(", ")) == [f"{tmp_path}/{f}" for f in ("ant/2.webp", "bee/2.tif")]
+
+
+NFC, NFD = "caf\xe9", "cafe\u0301"
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"train": [NFC], "test": [NFD]}, r"test; there is 'cafe\\u0301', which looks .* 'caf"),
+        ({"train": [NFC, "a"], "val": ["b"], "test": [NFD]}, "must have no class in common, got"),
+        ({"": ["a", "b", NFC]}, r"split\.json names .* no folder; there is 'caf\\xe9', which"),
+    ],
+)
+def test_names_that_look_the_same_are_shown_apart(tmp_path, caplog, parts, message):
+    """As one disk keeps an accent with its letter, and another one apart."""
+    for part, names in parts.items():
+        classes(tmp_path / part, names)
+    if "" in parts:
+        split = {"train": ["a"], "val": ["b"], "test": [NFD]}
+        (tmp_path / "split.json").write_text(json.dumps(split))
+    with pytest.raises(ValueError, match=message):
+        load_dataset("folder", tmp_path) if len(parts) == 2 else load_split("classes", tmp_path)
+    classes(tmp_path / "both", (NFC, NFD))
+    list_images(tmp_path / "both")
+    assert caplog.messages[-1].endswith(r"the classes 'cafe\u0301' and 'caf\xe9' look the same.")

@@ -17,7 +17,7 @@ from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.data.decoding import read_centre, read_header, read_pixels
 from neural_similarity.lab.data.deep import Depth
-from neural_similarity.lab.data.listing import image_files
+from neural_similarity.lab.data.listing import image_files, warn_of_pages
 from neural_similarity.lab.data.transforms import join_pixels
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.tasks import TASKS, command_task, task_of
@@ -27,7 +27,7 @@ from neural_similarity.lab.tasks.classification import (
     draw_similarities,
 )
 from neural_similarity.lab.terminal import one_line
-from neural_similarity.lab.train import Run, RunError, Runtime, distributed
+from neural_similarity.lab.train import Recipe, Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.run import command_of, load_network
 from neural_similarity.lab.train.runtime import SCORE_PRECISION
@@ -215,10 +215,12 @@ def _read_image(path: Path, run: Run) -> Tensor:
     """Pixels (channels, height, width) as the run's network takes them."""
     if run.recipe.dataset == "imagenet":
         return torch.tensor(read_centre(path, run.image_size)).permute(2, 0, 1)
-    mode, size = read_header(path).mode, (run.image_size, run.image_size)
+    header, size = read_header(path), (run.image_size, run.image_size)
+    warn_of_pages([header])
+    mode, draft = header.mode, cast(Recipe, run.recipe).draft
     if not isinstance(mode, Depth) and run.channels in (1, 3):
         mode = "L" if run.channels == 1 else "RGB"
-    pixels = torch.tensor(read_pixels(path, mode, size))
+    pixels = torch.tensor(read_pixels(path, mode, size, draft=draft))
     if len(pixels) not in (1, run.channels):
         raise ValueError(f"{path} must have {run.channels} channels, got {len(pixels)}")
     return pixels.expand(run.channels, -1, -1)

@@ -13,6 +13,7 @@ from neural_similarity.lab.data.class_split import CLASS_PARTS, ClassFiles, Clas
 from neural_similarity.lab.data.decoding import read_all_pixels, read_header
 from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import Images, class_labels
+from neural_similarity.lab.data.listing import warn_of_pages
 
 VERSION = 4
 
@@ -86,7 +87,9 @@ def load_class_images(
 
     def read_parts() -> list[Images]:
         paths = list(files.file_paths)
-        grey = mode == "L" or (not mode and all(read_header(path).mode == "L" for path in paths))
+        headers = [] if mode else [read_header(path) for path in paths]
+        warn_of_pages(headers)
+        grey = mode == "L" or (not mode and all(header.mode == "L" for header in headers))
         pixels = read_all_pixels(paths, "L" if grey else "RGB", (size, size), progress)
         classes = [files.parts[part] for part in CLASS_PARTS]
         sizes = [[len(paths) for paths in part.values()] for part in classes]

@@ -13,7 +13,9 @@ from neural_similarity.choices import require_known
 from neural_similarity.files import read_json
 from neural_similarity.lab.data.images import Dataset, Images, seeded_generator
 from neural_similarity.lab.data.listing import (
+    displayed,
     list_images,
+    lookalike_text,
     part_folders,
     read_image_list,
     warn_of_others,
@@ -79,10 +81,10 @@ def check_disjoint(classes: Mapping[str, Iterable[str]], where: object) -> None:
     seen: dict[str, str] = {}
     for part, names in classes.items():
         for name in names:
-            if seen.setdefault(name, part) != part:
+            if seen.setdefault(displayed(name), part) != part:
                 raise ValueError(
                     f"{where}: the parts must have no class in common, got {name!r} in "
-                    f"{seen[name]} and {part}"
+                    f"{seen[displayed(name)]} and {part}"
                 )
 
 
@@ -200,7 +202,10 @@ def _share_out_classes(folder: Path, files: Files) -> ClassFiles:
     for part in CLASS_PARTS:
         for name in split[part]:
             if name not in files:
-                raise ValueError(f"{path} names the class {name!r} in {part}, which has no folder")
+                raise ValueError(
+                    f"{path} names the class {name!r} in {part}, which has no folder"
+                    f"{lookalike_text(name, files)}"
+                )
     return ClassFiles(
         folder, {part: {name: files[name] for name in split[part]} for part in CLASS_PARTS}
     )

@@ -26,11 +26,19 @@ CENTRE = 224 / 256
 """Share of the shorter side that the central window of a test image has."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """The formats to decode, whatever the file name: others start programs (EPS) or are no images."""
-SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+"""Those of torchvision's folders of images."""
 TURNED = (5, 6, 7, 8)
 """Values of the orientation of EXIF that swap width and height; Pillow does so in TIFF itself."""
-MOST_PIXELS = 89_478_485
-"""Pillow's own limit, a quarter of a GiB of colours; it only warns there."""
+MOST_PIXELS = 178_956_970
+"""Above this Pillow raises an error; it warns above half of it."""
+DRAFT = 2
+"""A draft is at least this many times as large as what it is resized to."""
+_PILLOWS_ERRORS: dict[type, str] = {
+    Image.DecompressionBombError: f"it has more than {MOST_PIXELS:,} pixels; scale it down",
+    Image.UnidentifiedImageError: f"it is none of {', '.join(FORMATS)}",
+}
+"""Reasons in place of texts that call an image an attack, or show an open file."""
 AHEAD = 2
 """Positions that each process works ahead."""
 T = TypeVar("T")
@@ -43,6 +51,8 @@ class Header:
     path: Path
     mode: str | Depth
     size: tuple[int, int]
+    paged: bool
+    """Whether it has further pages or frames, which are not read."""
 
 
 def read_header(path: Path) -> Header:
@@ -52,16 +62,25 @@ def read_header(path: Path) -> Header:
         turned = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation) in TURNED
         mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
         width, height = image.size
-        return Header(path, mode, (height, width) if turned else (width, height))
+        # The second image of an MPO, as phones write it, is a preview.
+        paged = image.format != "MPO" and getattr(image, "is_animated", False)
+        return Header(path, mode, (height, width) if turned else (width, height), paged)
 
-    return _open_image(path, header_of, lambda image: Header(path, image.depth, image.size))
+    return _open_image(
+        path, header_of, lambda image: Header(path, image.depth, image.size, image.paged)
+    )
 
 
-def read_pixels(path: Path, mode: str | Depth, size: tuple[int, int]) -> np.ndarray:
+def read_pixels(
+    path: Path, mode: str | Depth, size: tuple[int, int], *, draft: bool = False
+) -> np.ndarray:
     """Pixels (c, h, w) of an image that is resized and cropped to (width, height) `size`.
 
     The image keeps its aspect: it is made as small as covers `size`, and its centre is kept. They
     are uint8, or int32 from 0 to 65535 for a mode of 16 bits.
+
+    With `draft`, a JPEG file that is scaled down to a quarter or less is decoded at a half, a
+    quarter or an eighth of its size, which is faster and changes its pixels a little.
 
     Raises:
         ValueError: the file is not an image, or is damaged, or is deep and of another mode.
@@ -70,6 +89,8 @@ def read_pixels(path: Path, mode: str | Depth, size: tuple[int, int]) -> np.ndar
     def pixels_of(image: Image.Image) -> np.ndarray:
         if isinstance(mode, Depth):
             raise ValueError(f"it has the mode {image.mode}, not {mode} as the others")
+        if draft:
+            image.draft(None, (DRAFT * max(size),) * 2)
         return np.asarray(_cover_size(_show_upright(image, mode), size))
 
     def deep_pixels(image: DeepImage) -> np.ndarray:
@@ -86,6 +107,8 @@ def read_all_pixels(
     mode: str | Depth,
     size: tuple[int, int],
     progress: ProgressCallback | None = None,
+    *,
+    draft: bool = False,
 ) -> Tensor:
     """Pixels (n, c, h, w) of all `paths`, each as `read_pixels` gives it."""
     width, height = size
@@ -93,7 +116,7 @@ def read_all_pixels(
     dtype = np.uint8 if bits == 8 else np.int32
     pixels = np.empty((len(paths), channels, height, width), dtype)
     for index, path in enumerate(paths):
-        pixels[index] = read_pixels(path, mode, size)
+        pixels[index] = read_pixels(path, mode, size, draft=draft)
         if progress:
             progress(index + 1, len(paths))
     return torch.from_numpy(pixels)
@@ -201,14 +224,15 @@ def _open_image(
                     if not mode.startswith(("I", "F")):
                         return work(image)
     except Exception as error:  # decoders raise whatever a damaged file makes them stumble on
-        raise ValueError(f"{path} must be an image, but cannot be read: {error}") from error
+        reason = _PILLOWS_ERRORS.get(type(error), error)
+        raise ValueError(f"{path} must be an image, but cannot be read: {reason}") from error
     limit = "8 or 16 bits per channel" if work_deep else "8 bits per channel"
     raise ValueError(f"{path} must have {limit}, got the mode {mode}")
 
 
 def _check_size(width: int, height: int) -> None:
     if width * height > MOST_PIXELS:
-        raise ValueError(f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}")
+        raise Image.DecompressionBombError
 
 
 def work_ahead(

@@ -37,12 +37,14 @@ class DeepImage(NamedTuple):
 
     depth: Depth
     size: tuple[int, int]
+    paged: bool
     read: Callable[[], np.ndarray]
 
 
 def deep_grey(image: Image.Image) -> DeepImage:
     """The image of Pillow's modes I;16."""
-    return DeepImage(Depth(1, 16), image.size, lambda: np.asarray(image)[..., None])
+    paged = getattr(image, "is_animated", False)
+    return DeepImage(Depth(1, 16), image.size, paged, lambda: np.asarray(image)[..., None])
 
 
 def deep_tiff(file: BinaryIO) -> DeepImage | None:
@@ -63,7 +65,7 @@ def deep_tiff(file: BinaryIO) -> DeepImage | None:
     if depth is None:
         return None
     size = tags[TiffImagePlugin.IMAGEWIDTH], tags[TiffImagePlugin.IMAGELENGTH]
-    return DeepImage(depth, size, lambda: _read_tiff(file, depth))
+    return DeepImage(depth, size, tags.next != 0, lambda: _read_tiff(file, depth))
 
 
 def _tiff_depth(tags: Any) -> Depth | None:

@@ -5,17 +5,23 @@ import csv
 import logging
 import os
 import stat
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from neural_similarity.files import read_text
-from neural_similarity.lab.data.decoding import SUFFIXES
+from neural_similarity.lab.data.decoding import SUFFIXES, Header
 
 LABEL_COLUMNS = ("filename", "label")
-UNREAD = {".arw", ".avif", ".cr2", ".dng", ".exr", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".psd"}
+UNREAD = {
+    ".arw", ".avif", ".cr2", ".cr3", ".dng", ".exr", ".gif", ".heic", ".heif", ".ico", ".jfif",
+    ".jp2", ".jpe", ".jxl", ".nef", ".orf", ".pbm", ".pnm", ".psd", ".raf", ".rw2", ".svg", ".tga",
+}  # fmt: skip
 """Formats of images that are not read, whose files are counted in the log."""
+NAMED = 5
+"""Files that a warning names."""
 log = logging.getLogger(__name__)
 PART_OF = {
     name: part
@@ -84,7 +90,39 @@ def list_images(folder: Path, *, part: bool = True) -> Listing:
             name.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"names in {folder} must be valid UTF-8, got {name!r}") from error
+    _warn_of_lookalikes(folder, members)
     return Listing(folder, members)
+
+
+def displayed(name: str) -> str:
+    """A name as it looks: disks keep an accent as part of its letter (NFC) or apart (NFD)."""
+    return unicodedata.normalize("NFC", name)
+
+
+def lookalike_text(name: str, names: Iterable[str]) -> str:
+    """The end of an error about a name that `names` lack: one that looks the same, if any."""
+    alike = [ascii(other) for other in names if displayed(other) == displayed(name)]
+    return f"; there is {alike[0]}, which looks the same as {name!a}" if alike else ""
+
+
+def _warn_of_lookalikes(folder: Path, names: Iterable[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(displayed(name), name)
+        if other != name:
+            log.warning(
+                "Warning: in %s, the classes %s and %s look the same.",
+                *(folder, ascii(other), ascii(name)),
+            )
+
+
+def warn_of_pages(headers: Iterable[Header]) -> None:
+    """Name the files of which the first page alone is read."""
+    paged = [header.path for header in headers if header.paged]
+    if paged:
+        more = f" and {len(paged) - NAMED:,} more" if len(paged) > NAMED else ""
+        named = ", ".join(map(str, paged[:NAMED]))
+        log.warning("Warning: the first page alone is used of %s%s.", named, more)
 
 
 def read_image_list(path: Path) -> dict[str, list[str]]:
@@ -187,7 +225,7 @@ def check_classes(train: Listing, test: Listing) -> None:
             if name not in there.class_names:
                 raise ValueError(
                     f"both parts must have the same classes, got {name!r} in {here.folder} and "
-                    f"not in {there.folder}"
+                    f"not in {there.folder}{lookalike_text(name, there.class_names)}"
                 )
 
 

@@ -18,6 +18,7 @@ from neural_similarity.lab.data.listing import (
     list_images,
     part_folders,
     warn_of_others,
+    warn_of_pages,
 )
 
 FOLDER = "folder"
@@ -59,6 +60,7 @@ def load_dataset(
     image_size: int | None = None,
     workers: int = 0,
     otherwise: int | None = None,
+    draft: bool = False,
 ) -> Dataset:
     """Load a data set into memory as a whole; "imagenet" stays in its files.
 
@@ -70,6 +72,7 @@ def load_dataset(
         image_size: height and width that the images of a folder are resized to.
         workers: processes that decode "imagenet".
         otherwise: `image_size` of a folder whose images have several sizes, or are not square.
+        draft: decode JPEG photographs of a folder that shrink at a fraction, see `read_pixels`.
 
     Raises:
         FileNotFoundError: a file is missing; the error says how to get it.
@@ -78,7 +81,7 @@ def load_dataset(
     """
     require_known("name", name, NAMES)
     if name == FOLDER:
-        return load_folder(Path(root), image_size, otherwise)
+        return load_folder(Path(root), image_size, otherwise, draft=draft)
     if name == imagenet.NAME:
         return imagenet.load_imagenet(Path(root), image_size, workers)
     if image_size is not None:
@@ -94,7 +97,13 @@ def find_folder(name: str, root: Path) -> Path:
     return _SETS[name][1](root)
 
 
-def load_folder(root: Path, image_size: int | None = None, otherwise: int | None = None) -> Dataset:
+def load_folder(
+    root: Path,
+    image_size: int | None = None,
+    otherwise: int | None = None,
+    *,
+    draft: bool = False,
+) -> Dataset:
     """Read the parts `root`/train and `root`/test, or class folders in `root`.
 
     Parts may have other names, see `part_folders`; where test is missing, val stands for it, and
@@ -107,6 +116,7 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
         image_size: resize the shorter side to this and crop the centre; None takes the images as
             they are.
         otherwise: the same where they are not square and of one size, with a notice.
+        draft: decode JPEG photographs that shrink at a fraction, see `read_pixels`.
 
     Raises:
         FileNotFoundError: `root` is not a folder.
@@ -121,6 +131,7 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
     if len(parts) == 2:
         check_classes(*parts)
     headers = [read_header(path) for part in parts for path in part.file_paths]
+    warn_of_pages(headers)
     mode = _common_mode(headers)
     resized = not image_size and otherwise is not None and not _square_and_alike(headers)
     if resized:
@@ -131,7 +142,14 @@ def load_folder(root: Path, image_size: int | None = None, otherwise: int | None
         )
         image_size = otherwise
     size = (image_size, image_size) if image_size else _common_size(headers)
-    images = [_read_part(part, mode, size) for part in parts]
+    images = [
+        Images(
+            read_all_pixels(part.file_paths, mode, size, draft=draft),
+            class_labels(part.class_sizes),
+            part.class_names,
+        )
+        for part in parts
+    ]
     halves = images if len(images) == 2 else _split_fifth(images[0])
     return Dataset(FOLDER, *halves, resized=resized)
 
@@ -183,11 +201,6 @@ def _common_size(headers: list[Header]) -> tuple[int, int]:
                 f"{header.size[0]}x{header.size[1]}"
             )
     return size
-
-
-def _read_part(part: Listing, mode: str | Depth, size: tuple[int, int]) -> Images:
-    pixels = read_all_pixels(part.file_paths, mode, size)
-    return Images(pixels, class_labels(part.class_sizes), part.class_names)
 
 
 def _split_fifth(images: Images) -> tuple[ImageSet, ImageSet]:

@@ -126,6 +126,7 @@ class AdaptationRecipe(Recipe):
     @classmethod
     def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of 0.2, which called the baseline a rival."""
+        fields = super().current_fields(fields)
         if "rival" not in fields:
             return fields
         renamed = {

@@ -105,9 +105,14 @@ class ClassificationTask(Task[Run, Recipe]):
     def load(
         cls, recipe: Recipe, root: str | Path, progress: ProgressCallback | None = None
     ) -> Self:
-        sizes = {"image_size": recipe.image_size, "workers": recipe.workers}
-        usual = models.usual_sizes(recipe.model)[2]
-        dataset = data.load_dataset(recipe.dataset, root=root, otherwise=usual, **sizes)
+        dataset = data.load_dataset(
+            recipe.dataset,
+            root=root,
+            image_size=recipe.image_size,
+            workers=recipe.workers,
+            otherwise=models.usual_sizes(recipe.model)[2],
+            draft=recipe.draft,
+        )
         return cls(fit_recipe(recipe, dataset), dataset)
 
     @property

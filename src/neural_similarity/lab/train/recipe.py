@@ -60,6 +60,7 @@ MACHINE = (
     "checkpoint_seconds",
     "checkpoint_every",
     "track",
+    "draft",
 )
 """Fields that adapt a run to a machine; changing them leaves the recipe the same."""
 
@@ -303,6 +304,10 @@ class Recipe(LossTerms, TrainingRecipe):
     """Draw every class equally often, so that the images of rare classes come more often."""
     compile: bool = False
     """Train through torch.compile."""
+    draft: bool = True
+    """Decode JPEG photographs of a folder that shrink to a quarter or less at a half, a quarter or
+    an eighth of their size: 12 megapixels in 0.29 of the time, pixels then differ by 0.2 of 255 in
+    the mean. Runs of version 0.3 have no such field and stay as they were."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -317,6 +322,11 @@ class Recipe(LossTerms, TrainingRecipe):
                 "`penalty` applies to static similarities and must be 0 for others, "
                 f"got {self.penalty} for {self.similarity!r}"
             )
+
+    @classmethod
+    def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields in a file; images of version 0.3, which lacks `draft`, have all pixels."""
+        return {"draft": False} | fields
 
     @property
     def sphere_decay(self) -> float | None:
