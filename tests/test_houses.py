@@ -59,8 +59,10 @@ def run(code):
 
 @pytest.mark.long
 def test_the_library_needs_nothing_of_the_extra():
+    """Without numpy torch warns, as README and the site say, and nothing else does."""
     done = run(BLOCKED + USE)
     assert done.stdout == "done\n", done.stderr
+    assert re.findall(r"Warning: (.{26})", done.stderr) == ["Failed to initialize NumPy"]
 
 
 @pytest.mark.long
@@ -113,10 +115,18 @@ def test_of_a_clone_on_the_path_the_clone_is_installed(monkeypatch):
     assert install_command("lab") == f"pip install -e '{root}[lab]'"
 
 
-def test_the_extra_has_the_modules_that_it_is_named_for():
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        ("lab", {"pillow", *EXTRA} - {"PIL"}),
+        ("adapt", {"timm", "torchvision"}),
+        ("baselines", {"peft", "lycoris"}),
+    ],
+)
+def test_an_extra_has_the_modules_that_it_is_named_for(extra, names):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    wanted = {re.match(r"\w+", line)[0] for line in project["optional-dependencies"]["lab"]}
-    assert {"pillow" if name == "PIL" else name for name in EXTRA} == wanted
+    lines = project["optional-dependencies"][extra]
+    assert {re.match(r"\w+", line)[0] for line in lines} == names
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["recipes"], ["recipes", "--all"]])

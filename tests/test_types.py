@@ -12,10 +12,12 @@ PROGRAM = """
 import neural_similarity as ns
 
 layer = ns.Conv2d(3, 4, 3, similarity="static-full")
-print(layer.similarity.raw.detach(), layer.similarity.matrix().sum(), layer.fuse())
+print(layer.similarity.raw.detach(), layer.similarity.matrix().sum(), layer.fuse().out_channels)
 net = ns.convert(ns.models.resnet20(), "static-full", where="layer3.*")
 print(net.layer3[0].conv1.similarity.matrix(), ns.fold(net).layer3[0].conv1)
-ns.Linear(3, 4, similarity=ns.Static(ns.Full()))
+print(ns.Linear(3, 4, similarity=ns.Static(ns.Full())).fuse().out_features)
+print(ns.LSTM(3, 4, similarity="static-full").fuse().hidden_size)
+print(ns.Conv1d(3, 4, 3, similarity="static-full").fuse().stride)
 """
 MISSPELT = """
 ns.Conv2d(3, 4, 3, similarity="static-ful")

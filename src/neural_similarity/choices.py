@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -110,6 +111,13 @@ def import_optional(module: str, what: str, extra: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise missing_module(error, f"{what} needs {error.name}", extra) from None
+
+
+def require_installed(module: str, what: str, extra: str) -> None:
+    """Check that a module which an extra installs is there, without the time of importing it."""
+    if (sys.modules[module] if module in sys.modules else find_spec(module)) is None:
+        error = ModuleNotFoundError(name=module)
+        raise missing_module(error, f"{what} needs {module}", extra)
 
 
 def missing_module(error: ModuleNotFoundError, reason: str, extra: str) -> ModuleNotFoundError:

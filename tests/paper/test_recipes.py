@@ -12,6 +12,7 @@ from tiny_images import tiny as tiny
 from neural_similarity import models
 from neural_similarity.lab.recipes import FAMILIES, RECIPES, STARTS, Recipe
 from neural_similarity.lab.session import load, train
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot import METHODS, TaskSizes
 from neural_similarity.lab.train import evaluate_model
 from neural_similarity.lab.train.recipe import (
@@ -130,6 +131,7 @@ def test_recipes_train_differently():
 
 def test_adapt_alone_finds_its_own_rate():
     assert [name for name, recipe in RECIPES.items() if not getattr(recipe, "lr", 1)] == ["adapt"]
+    assert RECIPES["adapt"] == AdaptationRecipe()
 
 
 def test_every_row_of_every_table_has_its_recipe():

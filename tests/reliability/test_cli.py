@@ -21,6 +21,8 @@ from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.errors import RunError
 
 SECONDS = 120
+REPR = re.compile(r"<[\w.]+ object|<_io\.|<class |\b\w+(Error|Exception)\(")
+NAMED = re.compile(r"`([a-z]\w*)`")
 VALUES = [
     "", " ", "0", "-1", "0.5", "nan", "inf", "1e300", "9" * 30, "1" * 5000, "None", "x", "../x",
     "/dev/null", "/dev/zero", "\x00", "\x1b[31m", "\ud800", "é", "--", "meta", "(" * 500,
@@ -79,7 +81,7 @@ def places(tmp_path):
     return names | {"RUN": run, "SHOTS": shots}
 
 
-def fault_of(words, capsys):
+def fault_of(words, capsys, options):
     """What is wrong with how a command line ends, or None."""
     signal.signal(signal.SIGALRM, hangs)
     signal.alarm(SECONDS)
@@ -94,6 +96,11 @@ def fault_of(words, capsys):
     printed = capsys.readouterr()
     if code not in (0, 1, 2) or "Traceback" in printed.err:
         return f"code {code}: {printed.err:.200}"
+    if REPR.search(printed.err):
+        return f"it prints an object: {printed.err:.200}"
+    given = re.findall(r"\w+", " ".join([*options, *words]).replace("-", "_"))
+    if unknown := set(NAMED.findall(printed.err)) - set(given):
+        return f"it names {unknown}, which is no option: {printed.err:.200}"
     return "it prints control characters" if re.search("[\0\x07\x1b]", str(printed)) else None
 
 
@@ -109,7 +116,8 @@ def test_odd_values_of_every_option(tmp_path, monkeypatch, capsys, places, comma
     monkeypatch.setattr(session, "fit_model", enough)
     tried, wrong, seen = 0, [], set()
     for start in STARTS[command]:
-        options = [name for name in options_of(start, places, capsys) if name not in seen]
+        known = options_of(start, places, capsys)
+        options = [name for name in known if name not in seen]
         seen.update(options)
         for option in [None, *options]:
             for value in VALUES:
@@ -118,7 +126,7 @@ def test_odd_values_of_every_option(tmp_path, monkeypatch, capsys, places, comma
                 if "--out" not in words and command in ("train", "export", "inspect", "report"):
                     words += ["--out", str(tmp_path / f"out{tried}")]
                 tried += 1
-                if fault := fault_of(words, capsys):
+                if fault := fault_of(words, capsys, known):
                     wrong.append(f"{words!r:.160}: {fault}")
     record(f"nsim {command}", **{"hostile": tried, "hostile, errors": len(wrong)})
     assert not wrong, "\n".join(wrong)

@@ -34,7 +34,15 @@ def content_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except CONTENT_ERRORS as error:
-        raise RunError(f"{path} cannot be read: {error!r}") from error
+        raise RunError(f"{path} cannot be read: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says about a file's content, in words that are not Python's."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error.args[0]!r}" if error.args else "it lacks an entry"
+    known = isinstance(error, ValueError | OSError | RuntimeError)
+    return str(error) if known else f"a value has another type than it must have: {error}"
 
 
 class Interrupted(Exception):

@@ -11,6 +11,7 @@ from torch import nn
 
 from neural_similarity.choices import require_text
 from neural_similarity.files import write_json
+from neural_similarity.lab.data import require_folder
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks import command_task, task_of
 from neural_similarity.lab.train import distributed
@@ -31,6 +32,7 @@ from neural_similarity.lab.train.journal import (
     Journal,
     cut_back,
     draw_learning_curves,
+    import_tracker,
     read_lines,
     tidy_checkpoints,
 )
@@ -241,11 +243,13 @@ def _require_equal_shares(recipe: TrainingRecipe) -> None:
 
 
 def _check_settings(recipe: TrainingRecipe, data_root: str | Path) -> None:
-    """Check, before data are read, that config.json can hold what is given."""
+    """Check, before data are read, that config.json can hold what is given, and what is there."""
     settings = recipe_to_json(recipe) | {"data_root": str(Path(data_root).absolute())}
     for name, value in settings.items():
         if isinstance(value, str):
             require_text(name, value)
+    require_folder(recipe.dataset, Path(data_root))
+    import_tracker(recipe.track)
 
 
 def _begin_together(

@@ -9,7 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from neural_similarity.nn.compact import compact_layer
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
-from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
+from neural_similarity.nn.layer import Plain, SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.linear import Kernel
 from neural_similarity.nn.own_forward import extended_class, predicted_convolution
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
@@ -18,7 +18,7 @@ from neural_similarity.nn.text import Similarity, SimilarityName
 Sizes = int | tuple[int, ...]
 
 
-class _Convolution(SimilarityLayer):
+class _Convolution(SimilarityLayer[Plain]):
     """Everything in `Conv1d`, `Conv2d` and `Conv3d` but the torch class that they extend."""
 
     def __init__(
@@ -102,7 +102,7 @@ def _window_options(of: Any) -> tuple[Any, ...]:
 
 
 @register
-class Conv2d(_Convolution, nn.Conv2d):
+class Conv2d(_Convolution[nn.Conv2d], nn.Conv2d):
     r"""`torch.nn.Conv2d` with a learned bilinear similarity between kernel and patch.
 
     $$y_o(p) = \sum_c W_{oc}^\top M(p)\, X_c(p) + b_o$$
@@ -142,7 +142,7 @@ class Conv2d(_Convolution, nn.Conv2d):
 
 
 @register
-class Conv1d(_Convolution, nn.Conv1d):
+class Conv1d(_Convolution[nn.Conv1d], nn.Conv1d):
     """`torch.nn.Conv1d` with a similarity, see `Conv2d`; K = k taps.
 
     Shape:
@@ -153,7 +153,7 @@ class Conv1d(_Convolution, nn.Conv1d):
 
 
 @register
-class Conv3d(_Convolution, nn.Conv3d):
+class Conv3d(_Convolution[nn.Conv3d], nn.Conv3d):
     """`torch.nn.Conv3d` with a similarity, see `Conv2d`; K = kd·kh·kw taps.
 
     Shape:
@@ -165,7 +165,7 @@ class Conv3d(_Convolution, nn.Conv3d):
 
 
 @register
-class ConvTranspose2d(SimilarityLayer, nn.ConvTranspose2d):
+class ConvTranspose2d(SimilarityLayer[nn.ConvTranspose2d], nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d` with a static similarity, folded into its kernel: W' = W M.
 
     M is K×K, shared by all channels. Takes `torch.nn.ConvTranspose2d`'s arguments and `similarity`.

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import wraps
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from torch import fx, nn
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -19,11 +19,13 @@ from neural_similarity.nn.text import Similarity, SimilarityName, parse_similari
 from neural_similarity.ops import require_tensors
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
+Plain = TypeVar("Plain", bound=nn.Module)
+"""torch's class of a layer."""
 LAYER_CLASSES: dict[type[nn.Module], type["SimilarityLayer"]] = {}
 """Maps torch's layer classes to ours."""
 _OF_EVERY_CLASS = {
     "__init__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
-    "__static_attributes__", "plain", "__dict__", "__weakref__",
+    "__static_attributes__", "plain", "__dict__", "__weakref__", "__orig_bases__", "__parameters__",
 }  # fmt: skip
 
 _AFTER_FOLDING = "has a similarity and can only be {} after ns.fold(model)"
@@ -56,7 +58,7 @@ def _record_call(tracer: fx.Tracer, layer: nn.Module, args: Any, kwargs: Any) ->
     return tracer.create_proxy("call_module", path, args, kwargs)
 
 
-class SimilarityLayer(nn.Module):
+class SimilarityLayer(nn.Module, Generic[Plain]):
     """One of torch's layers, its class `plain`, with a `similarity`; None is the plain layer.
 
     Parameters keep torch's names, so that its checkpoints load with only `similarity.*` missing.
@@ -167,13 +169,13 @@ class SimilarityLayer(nn.Module):
             setattr(self, name, nn.Parameter(folded.detach(), kernel.requires_grad))
         return self.without_similarity()
 
-    def fuse(self) -> nn.Module:
+    def fuse(self) -> Plain:
         """torch's layer that computes the same; the layer itself where M is dynamic.
 
         timm's `reparameterize_model` calls it. Blocks that merge kernels themselves (RepVGG,
         MobileOne, RepViT, FastViT) read the kernel without M: `ns.fold` these networks first.
         """
-        return deepcopy(self).fold() if self.foldable() else self
+        return cast(Plain, deepcopy(self).fold() if self.foldable() else self)
 
 
 Registered = TypeVar("Registered", bound=type[SimilarityLayer])

@@ -14,7 +14,7 @@ from neural_similarity.ops.window import autocast_dtype
 
 
 @register
-class Linear(SimilarityLayer, nn.Linear):
+class Linear(SimilarityLayer[nn.Linear], nn.Linear):
     r"""`torch.nn.Linear` with a learned bilinear similarity, $y = W M x + b$.
 
     M is C×C for C input features, which take the place of taps: a convolution of one channel whose

@@ -16,7 +16,7 @@ LSTMState = tuple[Tensor, Tensor]
 
 
 @register
-class LSTM(SimilarityLayer, nn.LSTM):
+class LSTM(SimilarityLayer[nn.LSTM], nn.LSTM):
     r"""`torch.nn.LSTM` with a learned bilinear similarity in both of its products.
 
     $$\text{gates} = W_{ih} M_{ih}\, x_t + b_{ih} + W_{hh} M_{hh}\, h_{t-1} + b_{hh}$$

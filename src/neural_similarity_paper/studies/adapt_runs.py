@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import Dataset, ImageSet, load_dataset
 from neural_similarity.lab.data.images import split_off
-from neural_similarity.lab.errors import CONTENT_ERRORS
+from neural_similarity.lab.errors import CONTENT_ERRORS, reason_of
 from neural_similarity.lab.session import initial_state
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
 from neural_similarity.lab.train import Run, Runtime, choose_runtime, evaluate_model, pack_correct
@@ -106,7 +106,7 @@ def read_sheet(path: Path) -> Sheet:
             check_fields(run, _KINDS)
         return sheet
     except CONTENT_ERRORS as error:
-        raise ValueError(f"{path} cannot be read as a sheet of runs: {error!r}") from error
+        raise ValueError(f"{path} cannot be read as a sheet of runs: {reason_of(error)}") from error
 
 
 def rates_path(results: Path, labels: int, statistics: Statistics = "new") -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.files import read_json
+from neural_similarity.lab.errors import reason_of
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.lab.train.statistics import Interval
@@ -51,7 +52,8 @@ def read_costs(path: Path) -> StepCosts | None:
         ratios = {row["name"]: _ratio_interval(_step_row(row)) for row in rows if row["times"]}
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise ValueError(
-            f"`costs` must be what `python -m benchmarks recipes` saved, got {path}: {error!r}"
+            f"`costs` must be what `python -m benchmarks recipes` saved, got {path}: "
+            f"{reason_of(error)}"
         ) from error
     if baseline not in current:
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.files import read_json
-from neural_similarity.lab.errors import CONTENT_ERRORS
+from neural_similarity.lab.errors import CONTENT_ERRORS, reason_of
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train.files import check_fields
@@ -148,7 +148,7 @@ def read_record(path: Path) -> Record:
             failed=_training_failed(content, outcome),
         )
     except CONTENT_ERRORS as error:
-        raise ValueError(f"{path} cannot be read as a run record: {error!r}") from error
+        raise ValueError(f"{path} cannot be read as a run record: {reason_of(error)}") from error
 
 
 def _training_failed(content: dict[str, Any], outcome: Outcome) -> bool:

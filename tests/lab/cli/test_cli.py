@@ -15,7 +15,8 @@ from tiny_images import tiny as tiny
 
 import neural_similarity as ns
 from neural_similarity import models, visualize
-from neural_similarity.lab import cli, data
+from neural_similarity.choices import install_command
+from neural_similarity.lab import cli, data, session
 from neural_similarity.lab import train as training
 from neural_similarity.lab.cli import runs
 from neural_similarity.lab.recipes import FAMILIES, RECIPES
@@ -84,6 +85,20 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
         (["train", "quickstart", "--resume=run"], "quickstart cannot be given with --resume"),
         (["evaluate"], "RUN"),
         (["predict", "run"], "at least one image"),
+        *(
+            ([*words.split(), "--device", "gpu"], "`device` must be auto, cpu, cuda, mps, xpu, got")
+            for words in (
+                *(
+                    "train",
+                    "train adapt",
+                    "train --resume run",
+                    "evaluate run",
+                    "predict run a.png",
+                ),
+                *("export run", "inspect run", "reproduce 4"),
+            )
+        ),
+        (["train", "--device", "cuda:99"], "`device` must be present, got 'cuda:99'"),
         (["models", "cnn8"], "no network is named 'cnn8'; did you mean 'cnn9'?"),
         (["models", "--similarity", "static-diagnal"], "nearest: static-diagonal"),
         (["data", "cifar11"], "no data set is named 'cifar11'; did you mean 'cifar10'?"),
@@ -100,6 +115,12 @@ def test_wrong_command_lines_exit_with_2_and_the_nearest_name(args, message, cap
         (["evaluate", "nowhere"], "nowhere is not a run folder: it has no config.json"),
         (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
         (["export", "nowhere"], "nowhere is not a run folder"),
+        (
+            ["train", "--dataset", "folder", "--data", "1.5"],
+            "1.5 must be a folder of class folders",
+        ),
+        (["train", "adapt", "--backbone", "1.5", "--data", "."], "`backbone` must be timm:NAME"),
+        (["report", "1.5"], "1.5 is not a run folder"),
     ],
 )
 def test_failures_exit_with_1_and_one_line(args, message, capsys):
@@ -177,6 +198,19 @@ def test_evaluate_scores_in_float32_or_as_it_is_told(
     assert cli.main([*command, "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     assert scores["score_precision"] == precision
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [((), "onnxruntime"), ((), "onnxscript"), (("--format", "pt2", "--int8"), "torchao")],
+)
+def test_a_missing_library_is_told_before_images_are_read(
+    static, monkeypatch, capsys, words, module
+):
+    monkeypatch.setattr(session, "load_task", lambda *_: pytest.fail("images are read"))
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main(["export", str(static.path), *words]) == 1
+    assert f"needs {module}: {install_command('export')}" in capsys.readouterr().err
 
 
 def test_predict_names_the_likeliest_classes(dynamic, tmp_path, capsys):

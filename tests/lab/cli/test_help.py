@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from neural_similarity.lab.recipes.listing import list_text
 CHILD = """
 import io, json, sys
 sys.modules["torch"] = sys.modules["tyro"] = None  # Importing either is an error.
+sys.modules["timm"] = None
 from neural_similarity.lab.cli import main
 
 def shown(words):
@@ -24,8 +26,9 @@ def shown(words):
     code = main(words)
     return [code, sys.stdout.buffer.getvalue().decode()]
 
+TIMM = ["train", "adapt", "--backbone=timm:resnet18"]
 lines = [[*line.split(), option] for line in json.load(sys.stdin) for option in ("--help", "-h")]
-sys.__stdout__.write(json.dumps([shown(line) for line in (["trian"], ["--version"], *lines)]))
+sys.__stdout__.write(json.dumps([shown(line) for line in (["trian"], ["--version"], TIMM, *lines)]))
 """
 
 
@@ -37,10 +40,12 @@ def test_help_without_torch_is_what_the_parser_prints(monkeypatch):
     child = subprocess.run(
         command, input=json.dumps(list(parsed)), capture_output=True, text=True, check=True
     )
-    mistaken, versions, *printed = json.loads(child.stdout)
+    mistaken, versions, missing, *printed = json.loads(child.stdout)
     assert printed == [[0, page] for page in parsed.values() for _ in range(2)]
     assert mistaken == [2, ""]
     assert versions[0] == 0
+    assert missing == [1, ""]
+    assert "nsim: timm:resnet18 needs timm: pip install" in child.stderr
 
 
 @pytest.mark.parametrize(
@@ -71,3 +76,9 @@ def test_the_lists_of_recipes_are_theirs():
     assert paper.read_text("utf-8") == list_text(others)
     rows = [row for family in listed_families().values() for row in family.rows]
     assert [row[0] for row in rows] == list(RECIPES)
+
+
+def test_help_begins_with_what_a_first_run_needs():
+    options = re.findall(r"^│ (--[a-z-]+)", help_page("train", "adapt"), re.MULTILINE)
+    first = "--data --out --backbone --train --similarity --where --steps --lr"
+    assert options[:8] == first.split()

@@ -13,7 +13,7 @@ from tiny_images import TINY, make_dataset, train_tiny
 from tiny_images import tiny as tiny
 
 from neural_similarity.choices import install_command
-from neural_similarity.lab import cli, session
+from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.data import load_split
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks import classification
@@ -59,18 +59,29 @@ def test_a_config_by_hand_names_a_recipe_and_what_differs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "content", "message"),
     [
-        (["--config", "no.json"], "--config must hold a run's settings, got no.json: FileNotFound"),
-        (["--config", "BAD"], "BAD: KeyError('nsim sing')"),
-        (["--config", "BAD", "--budget", "0.5"], "--budget cannot be given with --config"),
+        (
+            ["--config", "no.json"],
+            "",
+            "must name a run's settings, got no.json: no.json is missing",
+        ),
+        (["--config", "."], "", "got config.json: config.json is missing"),
+        (["--config", "BAD"], '{"command": "nsim sing"}', "its command 'nsim sing' trains no runs"),
+        (["--config", "BAD"], "{", "BAD must be JSON, got Expecting property name"),
+        (["--config", "BAD"], "{}", "got BAD: it lacks 'recipe'"),
+        (["--config", "BAD"], "[]", "a value has another type than it must have: 'list' object"),
+        (["--config", "BAD"], '{"recipe": "x", "fields": {"steps": 0}}', "`steps` must be above 0"),
+        (["--config", "BAD", "--budget", "0.5"], "", "--budget cannot be given with --config"),
     ],
 )
-def test_a_config_that_is_none(tmp_path, monkeypatch, capsys, words, message):
+def test_a_config_that_is_none(tmp_path, monkeypatch, capsys, words, content, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "BAD").write_text('{"command": "nsim sing", "recipe": "x"}')
+    (tmp_path / "BAD").write_text(content)
     assert cli.main(["train", *words]) == 2
-    assert message in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Error(" not in told
 
 
 def test_a_folder_of_few_images_of_several_sizes(tmp_path, monkeypatch, capsys, caplog):
@@ -218,6 +229,7 @@ def test_other_trackers_get_the_metrics(tool, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("tiny")
 def test_without_its_tracker_no_run_begins(tool, module, extra, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: pytest.fail("images are read"))
     words = ["--track", tool, "--steps", "2", *SMALL]
     assert cli.main(["train", *words, "--out", str(tmp_path / "run")]) == 1
     assert install_command(extra) in capsys.readouterr().err

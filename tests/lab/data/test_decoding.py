@@ -292,9 +292,10 @@ def test_damaged_metadata_is_no_matter(tmp_path):
     [
         ("jpg", (800, 600), (20, 20), 1, (100, 75)),
         ("jpg", (800, 600), (20, 20), 6, (75, 100)),
-        ("jpg", (800, 600), (64, 64), 1, (200, 150)),
+        ("jpg", (800, 600), (64, 64), 1, (400, 300)),
         ("jpg", (800, 600), (200, 200), 1, (800, 600)),
-        ("jpg", (90, 640), (20, 20), 1, (45, 320)),
+        ("jpg", (130, 640), (20, 20), 1, (65, 320)),
+        ("jpg", (90, 640), (20, 20), 1, (90, 640)),
         ("jpg", (64, 64), (128, 128), 1, (64, 64)),
         ("png", (800, 600), (20, 20), 1, (800, 600)),
     ],
@@ -302,7 +303,7 @@ def test_damaged_metadata_is_no_matter(tmp_path):
 def test_a_draft_is_decoded_at_a_fraction(
     tmp_path, monkeypatch, suffix, shape, size, orientation, decoded
 ):
-    """It has twice the sides that are asked for, at least; no fraction, no difference."""
+    """It has thrice the sides that are asked for, at least; no fraction, no difference."""
     path, seen, cover = tmp_path / f"photo.{suffix}", [], decoding._cover_size
     write_jpeg(path, 0, shape)
     exif = Image.Exif()

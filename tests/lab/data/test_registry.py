@@ -145,8 +145,9 @@ def test_a_name_that_is_no_text(tmp_path, monkeypatch):
     ("place", "options", "error", "message"),
     [
         ("empty", {}, ValueError, "must hold one folder for every class, got none"),
-        ("no", {}, FileNotFoundError, "`root` must be a folder of class folders, got .*no"),
-        (".", {}, ValueError, "`root` must hold train/ beside val/"),
+        ("no", {}, FileNotFoundError, "no must be a folder of class folders, got none"),
+        ("val/ant/0.png", {}, FileNotFoundError, "0.png must be a folder of .*, got a file"),
+        (".", {}, ValueError, "must hold train/ beside val/, got none"),
         (".", {"image_size": 0}, ValueError, "`image_size` must be at least 1, got 0"),
     ],
 )

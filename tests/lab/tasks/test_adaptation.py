@@ -12,7 +12,7 @@ import torch
 import torchvision
 from PIL import Image
 from safetensors.torch import save_file
-from tiny_images import CLASSES, make_dataset
+from tiny_images import CLASSES, TINY, make_dataset
 from tiny_images import tiny as tiny
 from torch import nn
 
@@ -21,6 +21,7 @@ from neural_similarity import visualize
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.data import Dataset
+from neural_similarity.lab.tasks import backbone
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapt_network
 from neural_similarity.lab.tasks.backbone import Backbone, head_name
 from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed
@@ -422,6 +423,45 @@ def test_what_does_not_fit_is_told_at_once(world, tmp_path, monkeypatch, capsys,
     assert message.replace("FILE", str(file)).replace("OBJECT", str(other)) in told
     assert "weights_only" not in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "module", "message"),
+    [
+        (("--data", "1.5"), None, "1.5 must be a folder of class folders, got none"),
+        (("--track", "wandb"), "wandb", "--track wandb needs wandb: pip install"),
+        (("--train", "baseline", "--baseline", "lora"), "peft", "LoRA needs peft: pip install"),
+        (("--train", "baseline", "--baseline", "oft"), "lycoris", "diag-OFT needs lycoris: pip"),
+    ],
+)
+def test_what_takes_no_time_is_told_first(
+    world, tmp_path, monkeypatch, capsys, args, module, message
+):
+    """Before timm is imported, and before images are read."""
+    monkeypatch.setattr(backbone, "_library_of", lambda _: pytest.fail("timm is imported"))
+    monkeypatch.setitem(sys.modules, module or "no module", None)
+    words = ("--backbone", "timm:resnet18", "--similarity", "none", "--train", "head", *args)
+    assert adapt(world, tmp_path / "run", *words) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("similarity", ["static-full", TINY.similarity], ids=["static", "dynamic"])
+def test_the_m_of_a_run_trains_on_without_a_word(tmp_path, caplog, capsys, similarity):
+    """Another M cannot take the place of a dynamic one, which cannot be folded."""
+    recipe = replace(RECIPE, similarity=similarity)
+    start = session.train(recipe, out=tmp_path / "start", device="cpu")
+    fields = {"backbone": str(start.path), "dataset": "embedded", **SHORT}
+    fields |= {"similarity": recipe.similarity, "inputs": "imagenet"}
+    run = session.train(AdaptationRecipe(**fields), out=tmp_path / "run", device="cpu")
+    assert "changed" not in caplog.text
+    assert run.preprocess == start.preprocess
+    told = f"pixels are normalised as for {start.path}; --inputs is for files of weights\n"
+    assert told in capsys.readouterr().err
+    if similarity != "static-full":
+        other = replace(AdaptationRecipe(**fields), similarity=ns.Static(ns.Full()))
+        with pytest.raises(RunError, match="go on with --similarity 'Dynamic"):
+            session.train(other, out=tmp_path / "other", device="cpu")
 
 
 def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):

@@ -413,7 +413,7 @@ def test_a_run_resumes_and_leaves_a_plain_network(baseline, tmp_path, capsys):
 def test_a_library_that_is_missing(baseline, package, module, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[adapt\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[baselines\]'"):
         with_baseline(ns.models.resnet20(), baseline)
 
 

@@ -52,6 +52,7 @@ WEIGHTS = {
 }
 # Fields with a test of their own below.
 ELSEWHERE = {
+    "draft",
     *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
     *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every", "schedule"),
     *("penalty", "penalty_measure", "orthogonality", "workers", "track", "sync_norms"),
@@ -224,10 +225,12 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
         return make_dataset()
 
     monkeypatch.setattr(data, "load_dataset", loading)
-    recipe = replace(TINY, dataset="folder", image_size=8, workers=3)
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    recipe = replace(TINY, dataset="folder", image_size=8, workers=3, draft=False)
     run = train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
     assert run.data_root == str(Path("there").absolute())
-    options = {"root": "there", "otherwise": 32, "image_size": 8, "workers": 3}
+    options = {"root": "there", "otherwise": 32, "image_size": 8, "workers": 3, "draft": False}
     assert asked == [(("folder",), options)]
 
 

@@ -165,10 +165,10 @@ def test_read_run_gives_back_the_run(tmp_path):
 def test_damaged_configuration_is_named(tmp_path):
     run = train_tiny(tmp_path)
     (run.path / "config.json").write_text('{"recipe": "x"}')
-    with pytest.raises(RunError, match=r"config.json cannot be read: KeyError\('budget'\)"):
+    with pytest.raises(RunError, match=r"config.json cannot be read: it lacks 'budget'"):
         read_run(run.path)
     (run.path / "config.json").write_text("[]")
-    with pytest.raises(RunError, match=r"config.json cannot be read: TypeError"):
+    with pytest.raises(RunError, match=r"config.json cannot be read: a value has another type"):
         read_run(run.path)
 
 
@@ -179,7 +179,7 @@ def test_files_that_were_edited_are_named(tmp_path):
         with pytest.raises(RunError, match=r"metrics.jsonl cannot be read: "):
             read_lines(run.metrics)
     (run.path / "environment.json").write_text("{}")
-    with pytest.raises(RunError, match=r"environment.json cannot be read: KeyError\('precision'\)"):
+    with pytest.raises(RunError, match=r"environment.json cannot be read: it lacks 'precision'"):
         _ = run.precision
     wider = replace(run, recipe=replace(run.recipe, width=0.2))
     with pytest.raises(RunError, match=r"safetensors holds the weights of another network: size"):

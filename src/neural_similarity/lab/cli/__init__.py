@@ -15,7 +15,7 @@ from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 
 from neural_similarity import __version__
-from neural_similarity.choices import extra_needed
+from neural_similarity.choices import extra_needed, require_installed
 from neural_similarity.lab.cli.commands import Command, Commands, dispatch_command, print_line
 from neural_similarity.lab.cli.help_pages import COMMANDS_GROUP, print_page
 from neural_similarity.lab.errors import Interrupted, PeerDied, RunError, UsageError
@@ -85,6 +85,10 @@ def _run_command(args: Sequence[str]) -> int:
         return 0
     if print_page(args):
         return 0
+    for word in args:  # before torch is imported, which takes seconds
+        library, _, name = word.rpartition("=")[2].partition(":")
+        if name and library in ("timm", "torchvision"):
+            require_installed(library, f"{library}:{name}", "adapt")
     return dispatch_command(
         args,
         COMMANDS,

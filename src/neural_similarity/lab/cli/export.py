@@ -28,6 +28,7 @@ from neural_similarity.lab.train.exporting import (
     logits_of,
     pads_by_size,
     quantise_network,
+    require_libraries,
     time_limit,
     trace_network,
 )
@@ -73,6 +74,7 @@ class ExportOptions(DataOptions):
     """File to write; the default is network[-folded|-int8].FORMAT in the run folder."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.int8 and self.format == "safetensors":
             raise UsageError("--int8 needs the format onnx or pt2: safetensors hold only weights")
 
@@ -86,6 +88,7 @@ def export(args: Sequence[str]) -> int:
     options = parse_options(
         ExportOptions, args, prog="nsim export", description=DESCRIPTION, flags=True
     )
+    require_libraries(options.format, int8=options.int8)
     run = open_class_run(options.run)
     dataset = dataset_of(run, options)
     model = unfreeze_backbone(load_network(run, options.checkpoint))

@@ -50,6 +50,9 @@ class RunOptions:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
 
+    def __post_init__(self) -> None:
+        training.choose_runtime(self.device, "fp32")  # Raises here, where errors are of usage.
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(RunOptions):
@@ -73,6 +76,9 @@ class EvaluateOptions(Generic[Scoring]):
     """auto, cpu, cuda, cuda:1, mps or xpu."""
     json: bool = False
     """Print the result as JSON."""
+
+    def __post_init__(self) -> None:
+        training.choose_runtime(self.device, "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)

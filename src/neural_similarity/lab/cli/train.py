@@ -11,10 +11,10 @@ from neural_similarity.files import read_json
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import print_line
 from neural_similarity.lab.cli.parsing import named_recipe, parse_options, require_only
-from neural_similarity.lab.errors import UsageError, content_errors
+from neural_similarity.lab.errors import UsageError, content_errors, reason_of
 from neural_similarity.lab.recipes import RECIPES, STARTS, in_variant
 from neural_similarity.lab.tasks import command_task, task_of
-from neural_similarity.lab.train import Run, TrainingRecipe, distributed
+from neural_similarity.lab.train import Run, TrainingRecipe, choose_runtime, distributed
 from neural_similarity.lab.train.memory import keep_freed_memory
 from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json, scale_recipe
@@ -26,17 +26,13 @@ BESIDE = ("--data", "--device")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """Options of `nsim train`."""
+class StartOptions:
+    """What `nsim train` starts from, and where."""
 
     budget: float = 1.0
     """Factor on steps and drops, each rounded to the nearest step."""
-    data: Path | None = None
-    """Folder of the data sets; the default is data, or the run's own with --resume, --retrain."""
     config: Path | None = None
     """config.json of a run, or its folder: recipe, settings and budget to begin with."""
-    out: Path | None = None
-    """Run folder; the default is runs/RECIPE[-train+val]-seedSEED. None is ever overwritten."""
     resume: Path | None = None
     """Run folder to continue; of the other options only --data and --device may be given."""
     retrain: Path | None = None
@@ -45,11 +41,26 @@ class TrainOptions:
     a run on validation classes as well, where the run started from one."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
-    recipe: Annotated[TrainingRecipe, tyro.conf.arg(name="")]
-    """Settings."""
 
     def __post_init__(self) -> None:
-        scale_recipe(self.recipe, self.budget)  # Raises here, where errors are those of usage.
+        choose_runtime(self.device, "fp32")  # Raises here, where errors are those of usage.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of `nsim train`, those of a first run first."""
+
+    data: Path | None = None
+    """Folder of the data sets; the default is data, or the run's own with --resume, --retrain."""
+    out: Path | None = None
+    """Run folder; the default is runs/RECIPE[-train+val]-seedSEED. None is ever overwritten."""
+    recipe: Annotated[TrainingRecipe, tyro.conf.arg(name="")]
+    """Settings."""
+    start: Annotated[StartOptions, tyro.conf.arg(name="")] = StartOptions()
+    """What it starts from, and where."""
+
+    def __post_init__(self) -> None:
+        scale_recipe(self.recipe, self.start.budget)  # Raises here, as above.
 
 
 def train(args: Sequence[str]) -> int:
@@ -61,15 +72,16 @@ def train(args: Sequence[str]) -> int:
         require_only(("--retrain", "--out", "--start", *BESIDE), name, rest)
     given = _initial_settings(name or DEFAULT, words)
     options = _parse_recipe(_at_steps(given.recipe, words), rest, given.budget)
-    if name and options.config:
+    start = options.start
+    if name and start.config:
         raise UsageError(f"{name} cannot be given with --config, which names its recipe")
-    if options.resume is not None:
+    if start.resume is not None:
         require_only(("--resume", *BESIDE), name, rest)
-        if session.open_run(options.resume).summary.exists() and distributed.is_first():
-            print_line(f"{options.resume} is finished already.")
-        run = session.resume(options.resume, data_root=options.data, device=options.device)
-    elif options.retrain is not None:
-        run = _retrain_run(options.retrain, options)
+        if session.open_run(start.resume).summary.exists() and distributed.is_first():
+            print_line(f"{start.resume} is finished already.")
+        run = session.resume(start.resume, data_root=options.data, device=start.device)
+    elif start.retrain is not None:
+        run = _retrain_run(start.retrain, options)
     else:
         run = _start_run(given, options)
     _print_results(run)
@@ -103,7 +115,7 @@ def _initial_settings(name: str, words: Sequence[str]) -> _Settings:
         config = read_json(path)
         command = config.get("command", Run.COMMAND)
         if (task := command_task(command)) is None:
-            raise KeyError(command)
+            raise ValueError(f"its command {command!r} trains no runs")
         kind = task.RUN.RECIPE
         named = RECIPES.get(config["recipe"], kind())
         fields = recipe_to_json(named if type(named) is kind else kind()) | config["fields"]
@@ -111,7 +123,9 @@ def _initial_settings(name: str, words: Sequence[str]) -> _Settings:
         root = config.get("data_root", DATA_ROOT)
         return _Settings(config["recipe"], recipe, config.get("budget", 1.0), root, True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"--config must hold a run's settings, got {path}: {error!r}") from error
+        raise UsageError(
+            f"--config must name a run's settings, got {path}: {reason_of(error)}"
+        ) from error
 
 
 def _at_steps(recipe: TrainingRecipe, words: Sequence[str]) -> TrainingRecipe:
@@ -128,7 +142,8 @@ def _at_steps(recipe: TrainingRecipe, words: Sequence[str]) -> TrainingRecipe:
 
 
 def _parse_recipe(recipe: TrainingRecipe, args: Sequence[str], budget: float = 1.0) -> TrainOptions:
-    default, text = TrainOptions(recipe=recipe, budget=budget), task_of(recipe).HELP
+    default = TrainOptions(recipe=recipe, start=StartOptions(budget=budget))
+    text = task_of(recipe).HELP
     return parse_options(TrainOptions, args, prog="nsim train", description=text, default=default)
 
 
@@ -153,10 +168,10 @@ def _start_run(given: _Settings, options: TrainOptions) -> Run:
     return session.train(
         recipe,
         name=name,
-        budget=options.budget,
+        budget=options.start.budget,
         out=options.out,
         data_root=options.data or given.data,
-        device=options.device,
+        device=options.start.device,
         at_budget=given.scaled,
     )
 
@@ -166,7 +181,7 @@ def _retrain_run(path: Path, options: TrainOptions) -> Run:
         session.open_run(path),
         out=options.out,
         data_root=options.data,
-        device=options.device,
+        device=options.start.device,
         start=getattr(options.recipe, options.recipe.START, None) or None,
     )
 

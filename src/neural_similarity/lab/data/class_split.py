@@ -20,6 +20,7 @@ from neural_similarity.lab.data.listing import (
     read_image_list,
     warn_of_others,
 )
+from neural_similarity.lab.errors import reason_of
 
 CLASS_PARTS = ("train", "val", "test")
 SHARES = (64, 16, 20)
@@ -218,7 +219,7 @@ def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} must hold a list of class names for each of {', '.join(CLASS_PARTS)}: "
-            f"{error!r}"
+            f"{reason_of(error)}"
         ) from error
     for part, names in found.items():
         _check_unique(names, f"{path} must name every class of {part} once")

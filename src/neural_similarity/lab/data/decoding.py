@@ -32,7 +32,7 @@ TURNED = (5, 6, 7, 8)
 """Values of the orientation of EXIF that swap width and height; Pillow does so in TIFF itself."""
 MOST_PIXELS = 178_956_970
 """Above this Pillow raises an error; it warns above half of it."""
-DRAFT = 2
+DRAFT = 3
 """A draft is at least this many times as large as what it is resized to."""
 _PILLOWS_ERRORS: dict[type, str] = {
     Image.DecompressionBombError: f"it has more than {MOST_PIXELS:,} pixels; scale it down",
@@ -79,8 +79,8 @@ def read_pixels(
     The image keeps its aspect: it is made as small as covers `size`, and its centre is kept. They
     are uint8, or int32 from 0 to 65535 for a mode of 16 bits.
 
-    With `draft`, a JPEG file that is scaled down to a quarter or less is decoded at a half, a
-    quarter or an eighth of its size, which is faster and changes its pixels a little.
+    With `draft`, a JPEG file that is scaled down to a sixth or less is decoded at a half, a quarter
+    or an eighth of its size, which is faster and changes its pixels a little.
 
     Raises:
         ValueError: the file is not an image, or is damaged, or is deep and of another mode.
@@ -90,7 +90,8 @@ def read_pixels(
         if isinstance(mode, Depth):
             raise ValueError(f"it has the mode {image.mode}, not {mode} as the others")
         if draft:
-            image.draft(None, (DRAFT * max(size),) * 2)
+            side = DRAFT * max(size)
+            image.draft(None, (side, side))
         return np.asarray(_cover_size(_show_upright(image, mode), size))
 
     def deep_pixels(image: DeepImage) -> np.ndarray:

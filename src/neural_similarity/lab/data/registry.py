@@ -92,6 +92,17 @@ def load_dataset(
     return _SETS[name][0](Path(root))
 
 
+def require_folder(name: str, root: Path) -> None:
+    """Check that the user's own folder is there, where that is the data set.
+
+    Raises:
+        FileNotFoundError: it is not.
+    """
+    if name in IN_PLACE and not root.is_dir():
+        kind = "a file" if root.exists() else "none"
+        raise FileNotFoundError(f"{root} must be a folder of class folders, got {kind}")
+
+
 def find_folder(name: str, root: Path) -> Path:
     """The folder of the files of a public data set."""
     return _SETS[name][1](root)
@@ -125,8 +136,7 @@ def load_folder(
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"`image_size` must be at least 1, got {image_size}")
-    if not root.is_dir():
-        raise FileNotFoundError(f"`root` must be a folder of class folders, got {root}")
+    require_folder(FOLDER, root)
     parts = _list_parts(root)
     if len(parts) == 2:
         check_classes(*parts)
@@ -159,7 +169,7 @@ def _list_parts(root: Path) -> list[Listing]:
     found = part_folders(root)
     train, test = found.get("train"), found.get("test", found.get("val"))
     if test and not train:
-        raise ValueError(f"`root` must hold train/ beside {test.name}/, got {root} without it")
+        raise ValueError(f"{root} must hold train/ beside {test.name}/, got none")
     if not train:
         return [list_images(root, part=False)]
     used = [folder for folder in (train, test) if folder]

@@ -46,9 +46,7 @@ FEW_SHOT_QUICKSTART = {
         ),
     )
 }
-ADAPT = {
-    "adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe(lr=0.0))
-}
+ADAPT = {"adapt": ("a pretrained network, --backbone, on images of yours", AdaptationRecipe())}
 FAMILIES: dict[str, Family] = {
     "quickstart": ("a few minutes on embedded images", QUICKSTART),
     "fewshot": ("few-shot learning on embedded images, a minute", FEW_SHOT_QUICKSTART),

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
-from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
+from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Inputs, Preprocess
 from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
-from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
+from neural_similarity.lab.tasks.baselines import Baseline, require_library, with_baseline
 from neural_similarity.lab.tasks.classification import ClassificationTask, fit_recipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.own_rate import find_rate
@@ -43,33 +43,42 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptationRecipe(Recipe):
+class FirstFields:
+    """What a first adaptation sets; a base's fields come first in help."""
+
+    backbone: str = ""
+    """timm:NAME, torchvision:NAME, a run folder, or a file of weights of `model` (safetensors, or
+    torch's), such as timm:resnet18 or runs/cifar10-cnn-seed1."""
+    train: str = "M+head"
+    """Parts that train, joined by +: M (the similarities), head, norm (its gains and shifts), bias,
+    baseline; or all; or nothing: then only running statistics change, if `norm` is train. Without
+    M, `similarity` must be none."""
+    similarity: Similarity | None = STATIC_FULL
+    where: str | None = None
+    """Layers that get a similarity or a baseline: a name or a glob such as layer4.*; by default all
+    convolutions larger than 1x1."""
+    steps: int = 300
+    lr: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationRecipe(Recipe, FirstFields):
     """Adaptation of a pretrained network to a folder of images; by default M and the head train."""
 
     POSITIVE: ClassVar[Collection[str]] = tuple(name for name in Recipe.POSITIVE if name != "lr")
     START: ClassVar[str] = "backbone"
     START_REQUIRED: ClassVar[bool] = True
 
-    backbone: str = ""
-    """timm:NAME, torchvision:NAME, a run folder, or a file of weights of `model` (safetensors, or
-    torch's), such as timm:resnet18 or runs/cifar10-cnn-seed1."""
     weights: str | None = None
     """File of weights for a timm or torchvision network, in place of those that it downloads."""
     pretrained: bool = True
     """Take the pretrained weights of timm or torchvision; False starts from random ones."""
-    train: str = "M+head"
-    """Parts that train, joined by +: M (the similarities), head, norm (its gains and shifts), bias,
-    baseline; or all; or nothing: then only running statistics change, if `norm` is train. Without
-    M, `similarity` must be none."""
     baseline: Baseline = "none"
     """Another adapter in place of M: ssf (scale and shift of each filter), film (of each normalised
     channel), lora (of rank 1, by PEFT), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft (diag-OFT
     in blocks of 4 filters, by LyCORIS), atoms (6 filter atoms), residual and residual-vector (TSA's
     adapters beside every kernel), conv-adapter, piggyback (masks of kernels), or turn (of the
     images, by one angle); formulas and sources are in docs/baselines.md."""
-    where: str | None = None
-    """Layers that get a similarity or a baseline: a name or a glob such as layer4.*; by default all
-    convolutions larger than 1x1."""
     norm: Literal["auto", "eval", "train"] = "auto"
     """Normalise by frozen running statistics (eval) or by the batch's statistics (train); auto is
     eval unless `train` is all."""
@@ -82,10 +91,14 @@ class AdaptationRecipe(Recipe):
     channels: int | None = None
     """Channels that grey images are repeated to; the default is the backbone's."""
     dataset: str = "folder"
+    inputs: Inputs = "normalized"
+    """For a file of weights: pixels are normalised by the channel statistics of the training images
+    (normalized) or of ImageNet (imagenet), or stay raw. Networks of timm and torchvision, and runs,
+    take the numbers that they were trained with."""
     model: str = "resnet20"
     similarity: Similarity | None = STATIC_FULL
     steps: int = 300
-    lr: float = 0.003
+    lr: float = 0.0
     """Learning rate before the first drop; 0 takes a fifth of the limit that the largest
     curvature of the outputs sets, on a batch of the training images; and less where the network
     keeps its classifier and gets fewer than 40 % of up to 500 of them wrong."""
@@ -273,6 +286,7 @@ class AdaptationTask(ClassificationTask):
 
     @classmethod
     def check_recipe(cls, recipe: Any) -> None:
+        require_library(recipe.baseline)
         recipe.pretrained_source.check(recipe)
 
     def check_start(self) -> dict[str, Any]:
@@ -294,16 +308,22 @@ class AdaptationTask(ClassificationTask):
             f"{recipe.backbone} with {classifier}, sha256 {facts['digest'][:12]}; {trained:,} of "
             f"{parameters(model):,} parameters train"
         )
+        if self._backbone_preprocess():
+            print_notice(
+                f"pixels are normalised as for {recipe.backbone}; --inputs is for files of weights"
+            )
         if not kept and not recipe.trains_head:
             more = "head" if recipe.train == "nothing" else f"{recipe.train}+head"
             print_notice(f"Warning: the classifier is new, and stays random; --train {more}")
         return {"backbone": facts | {"trained": trained}, "start": start}
 
     def preprocess(self) -> Preprocess:
+        return self._backbone_preprocess() or super().preprocess()
+
+    def _backbone_preprocess(self) -> Preprocess | None:
+        """How the backbone was trained; None if that is unknown, or of other channels."""
         usual = self.recipe.pretrained_source.usual_input(self.recipe).preprocess
-        if usual is None or len(usual.mean) != self.images.shape[0]:
-            return super().preprocess()
-        return usual
+        return usual if usual and len(usual.mean) == self.images.shape[0] else None
 
     def finish_run(self, run: Run, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
         scores = super().finish_run(run, state, runtime)

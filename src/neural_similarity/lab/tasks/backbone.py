@@ -29,6 +29,7 @@ from neural_similarity.lab.train.run import (
     usual_checkpoint,
 )
 from neural_similarity.lab.train.weights import tensors_alone
+from neural_similarity.nn import format_similarity, is_dynamic
 
 TIMM, TORCHVISION = "timm:", "torchvision:"
 WORDS = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run folder"
@@ -167,14 +168,14 @@ class Backbone:
         other one is folded.
         """
         self._require_found()
-        model = self.plain_network(recipe, len(classes), **sizes)
-        head = head_name(model)
-        similar = self._copy_with_similarity(model, recipe)
+        plain = self.plain_network(recipe, len(classes), **sizes)
+        head = head_name(plain)
+        similar = self._copy_with_similarity(plain, recipe)
         state, same = self._state_to_load(similar, classes, sizes.get("in_channels", 3))
         if state is None:
-            return Pretrained(model, False)
+            return Pretrained(plain, False)
         converted = similar is not None and state.keys() == similar.state_dict().keys()
-        model = similar if similar is not None and converted else model
+        model = similar if similar is not None and converted else plain
         own = model.state_dict()
         classifier = [key for key in own if key.startswith(f"{head}.")]
         fits = all(key in state and state[key].shape == own[key].shape for key in classifier)
@@ -191,6 +192,11 @@ class Backbone:
         lacking = [key for key in wrong.missing_keys if same or key not in classifier]
         for key in (*lacking, *wrong.unexpected_keys):
             raise self._misfit(f"{key} is in {'the network' if key in lacking else 'them'} only")
+        if converted and recipe.similarity:
+            # Once more, as `convert` remembers the weights that it sees as the backbone's.
+            plain.load_state_dict(taken, strict=False)
+            model = convert(plain, recipe.similarity, where=self.where)
+            model.load_state_dict(taken, strict=False)
         return Pretrained(model, same, converted)
 
     def _misfit(self, reason: str) -> RunError:
@@ -226,12 +232,15 @@ class Backbone:
             return _read_tensors(Path(self.word)), None
         run = self.finished_run()
         trained = load_network(run, usual_checkpoint(run))
-        try:
-            if similar is None or similar.state_dict().keys() != trained.state_dict().keys():
-                trained = fold(trained)
-            return trained.state_dict(), run.classes == classes
-        except ValueError as error:
-            raise RunError(f"{run.path} cannot be a backbone: {error}") from error
+        if similar is None or similar.state_dict().keys() != trained.state_dict().keys():
+            if any(map(is_dynamic, trained.modules())):
+                raise RunError(
+                    f"{run.path} cannot be a backbone of another similarity: it has dynamic ones, "
+                    "which cannot be folded; go on with --similarity "
+                    f"{format_similarity(run.recipe.similarity)!r}"
+                )
+            trained = fold(trained)
+        return trained.state_dict(), run.classes == classes
 
     def _downloaded_weights(self, channels: int) -> dict[str, Tensor]:
         """The library's pretrained weights, which it caches on the disk.

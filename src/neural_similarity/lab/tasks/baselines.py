@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from neural_similarity.choices import import_optional
+from neural_similarity.choices import import_optional, require_installed
 from neural_similarity.conversion import plan
 from neural_similarity.lab.tasks.tuned import (
     ConvAdapter,
@@ -48,6 +48,13 @@ LAYER_BASELINES: dict[str, type[TunedLayer]] = {
     "turn": TurnedInput,
 }
 """The baselines that are layers; LoRA is PEFT's."""
+_LIBRARIES = {"lora": ("peft", "LoRA"), "oft": ("lycoris", "diag-OFT")}
+
+
+def require_library(baseline: Baseline) -> None:
+    """Check that the library which computes a baseline is installed."""
+    if baseline in _LIBRARIES:
+        require_installed(*_LIBRARIES[baseline], "baselines")
 
 
 def _add_lora(network: nn.Module, layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
@@ -58,7 +65,7 @@ def _add_lora(network: nn.Module, layers: Mapping[str, nn.Module]) -> tuple[str,
             f"`baseline` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
             "choose others by `where`"
         )
-    peft = import_optional("peft", "LoRA", "adapt")
+    peft = import_optional("peft", "LoRA", "baselines")
     # A regular expression, since PEFT matches each name of a list as a suffix of longer ones.
     names = "|".join(map(re.escape, layers))
     config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names)

@@ -85,7 +85,7 @@ class Turned(TunedConv2d):
     """
 
     PARTS = ("blocks",)
-    lycoris = partial(import_optional, "lycoris.functional.diag_oft", "diag-OFT", "adapt")
+    lycoris = partial(import_optional, "lycoris.functional.diag_oft", "diag-OFT", "baselines")
 
     def add_parameters(self) -> None:
         self.blocks = nn.Parameter(self.lycoris().weight_gen(self.weight, BLOCK)[0].to(self.weight))

@@ -25,7 +25,7 @@ from neural_similarity.files import (
     remove_leftovers,
     write_json,
 )
-from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.errors import RunError, reason_of
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.weights import load_weights, save_weights, tensors_alone
 
@@ -218,7 +218,7 @@ def restore_state(path: Path, state: TrainingState) -> None:
     try:
         _restore_rest(path / STATE, state)
     except (EOFError, RuntimeError, *MISFITS) as error:
-        raise RunError(f"{path / STATE} cannot be restored: {error!r}") from error
+        raise RunError(f"{path / STATE} cannot be restored: {reason_of(error)}") from error
 
 
 def _restore_rest(path: Path, state: TrainingState) -> None:

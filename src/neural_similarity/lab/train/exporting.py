@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.nn import functional as F
 
-from neural_similarity.choices import import_optional
+from neural_similarity.choices import import_optional, require_installed
 from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.data.decoding import uncropped_side
 from neural_similarity.lab.errors import RunError
@@ -54,6 +54,14 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, *timer)
         signal.signal(signal.SIGPROF, handler)
+
+
+def require_libraries(form: str, *, int8: bool) -> None:
+    """Check that what writes a format is installed."""
+    for module in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" else ():
+        require_installed(module, "--format onnx", "export")
+    if int8:
+        require_installed("torchao", "int8", "export")
 
 
 def pads_by_size(model: nn.Module) -> bool:
@@ -118,7 +126,7 @@ def write_onnx(
     except torch.onnx.OnnxExporterError as error:  # It lists steps; its cause says what is wrong.
         reason = error.__cause__ or error
         raise RunError(
-            f"torch.onnx cannot write the network: {reason!r}; try --format pt2"
+            f"torch.onnx cannot write the network: {reason}; try --format pt2"
         ) from error
     if written is None:
         raise RunError("torch.onnx returned no program")

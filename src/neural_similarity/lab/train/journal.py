@@ -108,9 +108,22 @@ def make_tracker(run: Run) -> Callable[[dict[str, Any]], None]:
     return track
 
 
+def import_tracker(track: str) -> Any:
+    """The module of a tracker, None for none; the error says what to install."""
+    if track != "none" and distributed.is_first():
+        return import_optional(*_TRACKER_MODULES[track])
+    return None
+
+
+_TRACKER_MODULES = {
+    "tensorboard": ("torch.utils.tensorboard", "--track tensorboard", "track"),
+    "wandb": ("wandb", "--track wandb", "wandb"),
+    "mlflow": ("mlflow", "--track mlflow", "mlflow"),
+}
+
+
 def _log_to_tensorboard(run: Run) -> Callable[[dict[str, Any], Any], Any]:
-    board = import_optional("torch.utils.tensorboard", "--track tensorboard", "track")
-    writer = board.SummaryWriter(run.path / "tensorboard")
+    writer = import_tracker("tensorboard").SummaryWriter(run.path / "tensorboard")
 
     def log(numbers: dict[str, Any], step: int) -> None:
         for name, value in numbers.items():
@@ -121,13 +134,12 @@ def _log_to_tensorboard(run: Run) -> Callable[[dict[str, Any], Any], Any]:
 
 
 def _log_to_wandb(run: Run) -> Callable[[dict[str, Any], Any], Any]:
-    wandb = import_optional("wandb", "--track wandb", "wandb")
-    settings = read_json(run.path / CONFIG)["fields"]
+    wandb, settings = import_tracker("wandb"), read_json(run.path / CONFIG)["fields"]
     return wandb.init(name=run.path.name, config=settings, reinit="finish_previous").log
 
 
 def _log_to_mlflow(run: Run) -> Callable[[dict[str, Any], Any], Any]:
-    mlflow = import_optional("mlflow", "--track mlflow", "mlflow")
+    mlflow = import_tracker("mlflow")
     mlflow.end_run()
     mlflow.start_run(run_name=run.path.name)
     mlflow.log_params(read_json(run.path / CONFIG)["fields"])

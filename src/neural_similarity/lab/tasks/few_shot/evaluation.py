@@ -16,7 +16,7 @@ from torch import Tensor
 
 from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import ClassSplit, Images
-from neural_similarity.lab.errors import RunError, content_errors
+from neural_similarity.lab.errors import RunError, content_errors, reason_of
 from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate_method, use_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.partial import Partial
@@ -203,7 +203,7 @@ def read_evaluation(path: Path) -> Evaluation:
     try:
         return Evaluation.from_json(read_json(path))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read as an evaluation: {error!r}") from error
+        raise ValueError(f"{path} cannot be read as an evaluation: {reason_of(error)}") from error
 
 
 def _make_evaluation(

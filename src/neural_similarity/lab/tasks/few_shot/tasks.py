@@ -22,6 +22,7 @@ from neural_similarity.choices import require_least
 from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.data import Images
 from neural_similarity.lab.data.images import seeded_generator
+from neural_similarity.lab.errors import reason_of
 
 VERSION = 1
 """Version of how tasks are drawn, which digests include."""
@@ -250,7 +251,7 @@ def read_tasks(path: Path) -> TaskList:
     try:
         return from_json(read_json(path))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read as a list of tasks: {error!r}") from error
+        raise ValueError(f"{path} cannot be read as a list of tasks: {reason_of(error)}") from error
 
 
 def _pack_positions(positions: Tensor) -> str:
