@@ -233,6 +233,22 @@ def test_without_an_adapter_nothing_of_it_is_left(switch):
         assert everything(switch.backbone) == plain
 
 
+def test_what_is_written_to_a_merged_kernel_is_not_lost(switch):
+    """Refused by name, with everything left as it is, until the kernel is put back."""
+    kernel = switch.use("full", merged=True).backbone[2].weight
+    merged = kernel.detach().clone()
+    with torch.no_grad():
+        kernel[0, 0, 0, 0] += 1
+    before = everything(switch.backbone)
+    with pytest.raises(ValueError, match=r"`2.weight` must stay as it is while 'full' is merged"):
+        switch.use(None)
+    assert everything(switch.backbone) == before
+    assert (switch.active, switch.merged) == ("full", True)
+    with torch.no_grad():
+        kernel.copy_(merged)
+    assert switch.use(None).active is None
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("name", "merged"), STATES)
 def test_a_switch_follows_the_type_of_its_network(switch, x, name, merged, dtype):

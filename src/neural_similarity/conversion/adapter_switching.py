@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Self, cast
 
+import torch
 from torch import Tensor, nn
 
 from neural_similarity.choices import require_flag
@@ -95,6 +96,7 @@ class Adapters(PrintedTable):
         self._modules = plain_modules(backbone, remove_duplicate=False)
         self._kinds = {name: type(module) for name, module in self._modules.items()}
         self._replaced: dict[str, Tensor] = {}
+        self._folded: dict[str, Tensor] = {}
         self._states: States | None = None
         self._lock = RLock()
         settle_weights(backbone)
@@ -159,7 +161,8 @@ class Adapters(PrintedTable):
 
         Raises:
             ValueError: no adapter has that name, or a similarity to merge is dynamic, or a layer
-                computes the kernel to merge into (pruning, weight norm, timm's `ScaledStdConv2d`).
+                computes the kernel to merge into (pruning, weight norm, timm's `ScaledStdConv2d`),
+                or a kernel was written while the adapter before was merged.
         """
         if name is not None and name not in self._adapters:
             raise ValueError(f"`name` must be one of {', '.join(self._adapters)}, got {name!r}")
@@ -193,6 +196,7 @@ class Adapters(PrintedTable):
             kernels = self._equip(self._modules[name], similarity, merged)
             for kernel, value in kernels.items():
                 replaced.setdefault(f"{name}.{kernel}", value)
+                self._folded[f"{name}.{kernel}"] = getattr(self._modules[name], kernel).clone()
         self._replaced = replaced
         if adapter.similarities or adapter.values:
             self._remember(adapter, merged)
@@ -217,7 +221,19 @@ class Adapters(PrintedTable):
         if not merged:
             save_both(self.backbone)
 
+    def _check_folded(self) -> None:
+        """Check that no kernel was written while M was merged into it: that would be lost."""
+        for key, folded in self._folded.items():
+            owner, _, name = key.rpartition(".")
+            kernel = getattr(self._modules[owner], name)
+            if not torch.allclose(kernel, folded.to(kernel), rtol=0, atol=0, equal_nan=True):
+                raise ValueError(
+                    f"`{key}` must stay as it is while {self.active!r} is merged, got one that was "
+                    "written; copy the backbone to keep it, or put the merged kernel back"
+                )
+
     def _take_off(self) -> None:
+        self._check_folded()
         on = self._adapters[self.active].similarities if self.active else {}
         for name in on:
             layer, kind = become_ours(self._modules[name]), self._kinds[name]
@@ -227,7 +243,7 @@ class Adapters(PrintedTable):
             cast(nn.Module, layer).__class__ = kind
         for key, tensor in self._replaced.items():
             self._replace_tensor(key, tensor)
-        self._replaced = {}
+        self._replaced, self._folded = {}, {}
         forget_states(self.backbone)
         restore_saving(self.backbone)
 
