@@ -28,5 +28,5 @@ def test_every_file_and_part_that_it_runs_is_there(campaign, monkeypatch):
 def test_errors_of_every_kind_are_counted(campaign):
     counts = {"kills": 2, "kills, errors": 1, "full disks": 1_000, "full disks, errors": 2}
     table = campaign.table_of_works({"a": counts, "b": {"tried": 3, "errors": 0}})
-    assert table.splitlines()[2:] == ["| a | 2 |  |  | 1,000 |  |  | 3 |"]
+    assert table.splitlines()[2:] == ["| a | 2 |  |  | 1,000 |  |  |  | 3 |"]
     assert "| b | 3 | 0 |" in campaign.table_of_parts({"a": counts, "b": {"tried": 3, "errors": 0}})

@@ -89,11 +89,11 @@ def one_image(folder):
 
 
 def fake_compiler(folder):
-    """It copies the library that was compiled before."""
+    """It copies the library that was compiled before, and takes its time."""
     library = compiling.load_library()
     assert not isinstance(library, str)
     (folder / "compiler").write_text(
-        f'#!/bin/sh\nfor word; do test "$last" = -o && cp {library._name} "$word"\n'
+        f'#!/bin/sh\nsleep 0.1\nfor word; do test "$last" = -o && cp {library._name} "$word"\n'
         "last=$word; done\n"
     )
     (folder / "compiler").chmod(0o700)

@@ -107,14 +107,14 @@ def contents(folder):
 
 
 class Kill:
-    """SIGKILL to this process before write `number`, counted from 0."""
+    """A signal to this process before write `number`, counted from 0."""
 
-    def __init__(self, number):
-        self.left = number
+    def __init__(self, number, sent=signal.SIGKILL):
+        self.left, self.sent = number, sent
 
     def __call__(self, *_):
         if not self.left:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.sent)
         self.left -= 1
 
 

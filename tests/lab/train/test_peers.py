@@ -3,11 +3,13 @@
 import os
 import signal
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import dying
 import pytest
 import tiny_classes
+from kills import assert_same, outcome
 from tiny_images import TINY
 from tiny_images import tiny as tiny
 from torchrun import launch
@@ -16,6 +18,7 @@ from neural_similarity.lab import session
 from neural_similarity.lab.errors import PeerDied, RunError
 from neural_similarity.lab.train import distributed, peers
 from neural_similarity.lab.train.checkpoint import list_checkpoints
+from neural_similarity.lab.train.run import read_run
 
 FLAGS = (
     *("quickstart", "--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"),
@@ -39,10 +42,24 @@ def nsim_lines(text):
     return [line for line in text.splitlines() if line.startswith("nsim: ")]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What the run of so many processes comes to where none dies."""
+
+    @cache
+    def whole(processes):
+        folder = tmp_path_factory.mktemp("whole")
+        result = launch(processes, dying.__file__, "none::", "train", *FLAGS, cwd=folder)
+        assert result.returncode == 0, result.stderr
+        return outcome(read_run(folder / "run"), "last", "best")
+
+    return whole
+
+
 @pytest.mark.long
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("processes", "death"), DEATHS)
-def test_the_others_say_in_one_line_which_process_died(tmp_path, processes, death):
+def test_the_others_say_which_process_died_and_all_go_on(tmp_path, undisturbed, processes, death):
+    """In one line; begun again, the run ends with the weights of one that nothing disturbed."""
     rank, place, how = death.split(":")
     result = launch(processes, dying.__file__, death, "train", *FLAGS, cwd=tmp_path)
     assert result.returncode == 1
@@ -54,10 +71,12 @@ def test_the_others_say_in_one_line_which_process_died(tmp_path, processes, deat
     own = ["nsim: this process alone fails"] if how == "raise" else []
     others = f"nsim: of {processes} processes, rank {rank} died; {goes_on}"
     assert sorted(nsim_lines(result.stderr)) == sorted([*own, others]), result.stderr
-    if place == "load":
-        assert not (tmp_path / run).exists()
-        return
-    done = session.resume(tmp_path / run, device="cpu")
+    assert (tmp_path / run).exists() == (place != "load")
+    words = FLAGS if place == "load" else ("--resume", "run", "--device", "cpu")
+    again = launch(processes, dying.__file__, "none::", "train", *words, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    done = read_run(tmp_path / run)
+    assert_same(outcome(done, "last", "best"), undisturbed(processes))
     names = [path.name for path in list_checkpoints(done.checkpoints)]
     assert names == ["step-00000005", "step-00000006"]
     assert not list(done.path.rglob(".*"))

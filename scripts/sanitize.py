@@ -1,0 +1,275 @@
+"""Run the C operators on random problems under ASan and UBSan, and compare them with float64.
+
+    uv run python scripts/sanitize.py --calls 2000 --seed 1
+    uv run python scripts/sanitize.py --flags="-mno-avx512bf16 -mno-avx512f"    # shorter vectors
+
+Shapes, layouts, storage offsets, empty batches, threads, types and geometry are random. Forward,
+backward and double backward are compared with torch's operations in float64: an error may be some
+roundings of the same sum over absolute values. Needs GCC and its sanitizers' libraries.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+
+import neural_similarity as ns
+from neural_similarity.functional import fold_kernel
+from neural_similarity.ops import pointwise, pointwise_torch
+from neural_similarity.ops.kernel import fold_by_image
+from neural_similarity.ops.native import compiling
+from neural_similarity.ops.similarity import similarity_conv
+from neural_similarity.ops.window import CONVOLUTIONS, Window
+
+BUILD = Path(__file__).parents[1] / "build" / "sanitize"
+CHECKS = "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g"
+ROUNDINGS = 16
+"""An error is at most this many roundings of the sum over absolute values."""
+chance = random.Random()
+
+
+def set_up_sanitizers(flags):
+    """Begin this script again with the sanitizers' libraries and a compiler that uses them."""
+    libraries = [
+        subprocess.check_output(["gcc", f"-print-file-name=lib{name}.so"], text=True).strip()
+        for name in ("asan", "ubsan")
+    ]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    compiler = BUILD / "compiler"
+    compiler.write_text(f'#!/bin/sh\nexec gcc "$@" {CHECKS}\n')
+    compiler.chmod(0o700)
+    environment = os.environ | {
+        "CC": f"{compiler} {flags}",
+        "XDG_CACHE_HOME": str(BUILD),
+        "LD_PRELOAD": ":".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "OMP_NUM_THREADS": "1",
+    }
+    os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
+def arrange(tensor):
+    """The same numbers in a random layout, at a random place of their storage."""
+    layout = chance.randrange(6) if tensor.dim() > 1 else -1
+    if layout == 0:
+        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout == 1:
+        return tensor.repeat_interleave(2, -1)[..., ::2]
+    if layout == 2:
+        return torch.cat([tensor, tensor], 1)[:, tensor.shape[1] :]
+    if layout == 3 and len(tensor):
+        return tensor[:1].expand_as(tensor)
+    if layout == 4:
+        offset = chance.randint(1, 7)
+        return torch.cat([tensor.new_zeros(offset), tensor.flatten()])[offset:].view(tensor.shape)
+    return tensor
+
+
+def draw(*shape, dtype=torch.float32):
+    """A tensor to differentiate by."""
+    return arrange(torch.randn(*shape).to(dtype)).requires_grad_()
+
+
+def derivatives(function, tensors, outgoing, tangents):
+    """y, its gradients, and the gradients of their product with `tangents`, if there are any."""
+    y = function(*tensors)
+    grads = torch.autograd.grad(y, tensors, outgoing.to(y.dtype), create_graph=bool(tangents))
+    if not tangents:
+        return [y, *grads]
+    total = sum((g * t.to(g.dtype)).sum() for g, t in zip(grads, tangents, strict=True))
+    return [y, *grads, *torch.autograd.grad(total, tensors, materialize_grads=True)]
+
+
+def compare(function, tensors, reference=None, *, twice=True):
+    """Compare a function of C with a reference in float64.
+
+    The reference is multilinear where second derivatives are compared as well, `twice`.
+    """
+    reference = reference or function
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    y = function(*tensors).detach()
+    outgoing = arrange(torch.randn(y.shape).to(y.dtype))
+    tangents = [arrange(torch.randn_like(t)) for t in tensors]
+    tangents = tangents if twice and chance.random() < 0.3 else []
+    results = derivatives(function, tensors, outgoing, tangents)
+    rights = derivatives(reference, exact, outgoing, tangents)
+    sizes = [t.detach().abs().requires_grad_() for t in exact]
+    limits = derivatives(reference, sizes, outgoing.abs(), [t.abs() for t in tangents])
+    rounding = ROUNDINGS * max(torch.finfo(t.dtype).eps for t in (y, *tensors))
+    for place, (result, right, limit) in enumerate(zip(results, rights, limits, strict=True)):
+        errors = (result.detach().double() - right.detach()).abs()
+        worst = (
+            float((errors / (rounding * limit.detach().abs() + 1e-30)).max())
+            if errors.numel()
+            else 0
+        )
+        if not worst <= 1:
+            described = [(tuple(t.shape), t.stride(), t.dtype) for t in tensors]
+            raise AssertionError(f"result {place} is off by {worst:.3g} limits: {described}")
+
+
+def random_geometry(dims):
+    """Kernel size, stride, padding, dilation and an input size that the window fits into."""
+    kernel = [chance.randint(1, 3 if dims > 1 else 9) for _ in range(dims)]
+    if dims == 2 and chance.random() < 0.2:
+        kernel = [chance.randint(1, 8) for _ in range(2)]
+    stride, dilation = ([chance.choice([1, 1, 2, 3]) for _ in range(dims)] for _ in range(2))
+    padding = [chance.randint(0, 3) for _ in range(dims)]
+    spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    size = [
+        max(1, span - 2 * p) + chance.randint(0, 9) for span, p in zip(spans, padding, strict=True)
+    ]
+    return tuple(kernel), (tuple(stride), tuple(padding), tuple(dilation)), size
+
+
+def convolution():
+    """A dynamic similarity, of groups and blocks."""
+    dims, groups = chance.choice([1, 2, 2, 2, 3]), chance.choice([1, 1, 2, 7])
+    kernel, geometry, size = random_geometry(dims)
+    each = chance.choice([1, 2, 3, 4, 8, 16, 32, 33, 64])
+    filters = groups * chance.choice([each, 1, 5, 16, 33])
+    dtype = chance.choice([torch.float32, torch.bfloat16])
+    images, square = chance.choice([0, 1, 1, 2, 3]), chance.choice([1, 2])
+    window = Window(kernel, *geometry)
+    count = chance.choice([None, None, groups, groups * each])
+    blocks, several = (None, []) if count is None else (("channels", count), [count])
+    x = draw(images, groups * each, *size, dtype=dtype)
+    weight = draw(filters, each, *kernel, dtype=dtype)
+    m = draw(images, *several, *[window.taps] * square, *window.output_size(size))
+
+    def function(*tensors, backend="compiled"):
+        return similarity_conv(
+            dims, *tensors, None, *geometry, groups, blocks=blocks, backend=backend
+        )
+
+    compare(function, [x, weight, m], lambda *exact: function(*exact, backend="reference"))
+
+
+def fold():
+    """W M of one M, or of one per image."""
+    dims = chance.choice([1, 2, 2, 3])
+    kernel = [chance.randint(1, {1: 19, 2: 8, 3: 4}[dims]) for _ in range(dims)]
+    taps = torch.Size(kernel).numel()
+    weight = draw(chance.choice([1, 2, 5, 33]), chance.choice([1, 3, 16, 40]), *kernel)
+    dtype = chance.choice([torch.float32, torch.bfloat16])
+    if chance.random() < 0.7:
+        m = arrange(torch.randn(1, *[taps] * chance.choice([1, 2])))[0]
+        compare(
+            lambda *tensors: fold_kernel(*tensors, dtype=dtype),
+            [weight, m.requires_grad_()],
+            fold_kernel,
+        )
+        return
+    m = draw(chance.choice([0, 1, 2, 3]), *[taps] * chance.choice([1, 2]))
+    compare(
+        lambda *tensors: fold_by_image(*tensors, dtype),
+        [weight, m],
+        lambda *exact: fold_by_image(*exact, torch.float64),
+    )
+
+
+def random_maps():
+    """Maps, and their number of dimensions."""
+    shape = [chance.choice([0, 1, 2, 3]), chance.choice([1, 3, 9, 16, 33])]
+    size = [chance.randint(1, 9) for _ in range(chance.choice([1, 2, 3]))]
+    return draw(*shape, *size, dtype=chance.choice([torch.float32, torch.bfloat16]))
+
+
+def gain():
+    """M of a predictor's output: raw times gain, plus 1 for the identity."""
+    raw, every = random_maps(), chance.choice([0, 1, 4])
+    compare(
+        lambda raw, gain: pointwise.apply_gain(raw, gain, every),
+        [raw, torch.randn(raw.shape[1], requires_grad=True)],
+        lambda raw, gain: pointwise_torch.apply_gain(raw, gain, every),
+    )
+
+
+def scale():
+    """A predictor's map times the factors of its patches, with or without ReLU."""
+    y, rectified = random_maps(), chance.random() < 0.5
+    factors = draw(len(y), 1, *y.shape[2:]).detach().abs().add(0.5).requires_grad_()
+    compare(
+        lambda *tensors: pointwise.scale_maps(*tensors, rectified=rectified),
+        [y, factors],
+        lambda y, factors: ((y > 0) | (not rectified)) * y * factors,
+        twice=not rectified,
+    )
+
+
+def factors():
+    """What a predictor divides its patches by."""
+    dims = chance.choice([1, 2, 2, 3])
+    kernel, geometry, size = random_geometry(dims)
+    dtype, window = chance.choice([torch.float32, torch.bfloat16]), Window(kernel, *geometry)
+    box = torch.ones(1, 1, *kernel, dtype=torch.float64)
+
+    def convolve(energy):
+        return CONVOLUTIONS[dims](energy, box, None, *geometry)
+
+    compare(
+        lambda x: pointwise.patch_factors(x, window, 0.1, 3.0),
+        [draw(chance.choice([0, 1, 2, 3]), chance.choice([1, 3, 16, 33]), *size, dtype=dtype)],
+        lambda x: 3.0 * (convolve(x.square().sum(1, keepdim=True)) + 0.1).rsqrt(),
+        twice=False,
+    )
+
+
+def layer():
+    """A whole layer, forward and backward in one pass."""
+    channels = chance.choice([3, 4, 16, 33])
+    structure, padding = chance.choice(["diagonal", "full"]), chance.randint(0, 2)
+    options = {"padding": padding, "stride": chance.randint(1, 3), "groups": 1}
+    similar = ns.Conv2d(channels, 5, 3, similarity=f"dynamic-{structure}", **options)
+    with torch.no_grad():
+        for parameter in similar.similarity.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    x = draw(chance.choice([0, 1, 3]), channels, *(chance.randint(3, 9) for _ in range(2)))
+    found = []
+    for copy, given in ((similar, x), (deepcopy(similar).double(), x.detach().double())):
+        given.requires_grad_()
+        y = copy(given)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [given, *copy.parameters()])])
+    for result, right in zip(*found, strict=True):
+        torch.testing.assert_close(result.double(), right, rtol=1e-3, atol=1e-3)
+
+
+KINDS = {convolution: 8, fold: 2, gain: 1, scale: 1, factors: 1, layer: 1}
+"""What is called, and how often."""
+
+
+def main(calls, seed):
+    """Call and compare."""
+    chance.seed(seed)
+    torch.manual_seed(seed)
+    counts = Counter()
+    for number in range(calls):
+        torch.set_num_threads(chance.choice([1, 1, 2]))
+        (kind,) = chance.choices(list(KINDS), KINDS.values())
+        try:
+            kind()
+        except Exception as error:
+            error.add_note(f"call {number} of seed {seed}: {kind.__name__}")
+            raise
+        counts[kind.__name__] += 1
+    sys.stdout.write(f"clean: {calls} calls, seed {seed}, {dict(counts)}\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=2019)
+    parser.add_argument("--flags", default="", help="further flags of the compiler")
+    options = parser.parse_args()
+    if "LD_PRELOAD" not in os.environ:
+        set_up_sanitizers(options.flags)
+    library = compiling.load_library()
+    if not hasattr(library, "__asan_init"):  # Another compiler may have succeeded.
+        sys.exit(f"no compiler made the C code with its checks: {library}")
+    main(options.calls, options.seed)
