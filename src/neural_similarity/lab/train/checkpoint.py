@@ -233,6 +233,8 @@ def _restore_rest(path: Path, state: TrainingState) -> None:
         if type(rest[name]) is not type(getattr(state, name)):
             raise TypeError(f"{name} is {rest[name]!r}")
         setattr(state, name, rest[name])
+    if not distributed.is_first():  # Whose totals are those of all processes.
+        state.totals.zero_()
 
 
 def _random_of_all(random: Tensor) -> Tensor:
