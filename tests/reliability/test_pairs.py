@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from lab.paper.test_reproduce import start_quick
+from paper.test_reproduce import start_quick
 from reliability.children import ended, started
 from reliability.counts import record
 from reliability.test_writes import Trial

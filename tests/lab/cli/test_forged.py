@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from lab.cli.test_output import STEERING
-from lab.paper.test_adapt_map import tiny_map as tiny_map
+from paper.test_adapt_map import tiny_map as tiny_map
 from reliability.works import reproduce_study
 from tiny_classes import BY_NAMES, tiny_classes_world
 from tiny_images import TINY, tiny_world
