@@ -176,3 +176,37 @@ def test_layers_run_in_onnx():
 @pytest.mark.parametrize("name", ZOO)
 def test_converted_networks_run_in_onnx(name, similarity):
     check_onnx(perturbed(ns.convert(build(name).float(), similarity)), name not in ONE_SIZE)
+
+
+DENSE = {
+    "segmentation.deeplabv3_resnet50": {"weights_backbone": None, "num_classes": 3},
+    "segmentation.fcn_resnet50": {"weights_backbone": None, "num_classes": 3},
+    "detection.retinanet_resnet50_fpn": {"weights_backbone": None, "num_classes": 3},
+    "detection.ssdlite320_mobilenet_v3_large": {"weights_backbone": None, "num_classes": 3},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DENSE)
+@torch.no_grad()
+def test_segmentation_and_detection_convert_and_fold(name):
+    """What the pages on both say of torchvision's networks: equal outputs, before and after."""
+    models = pytest.importorskip("torchvision").models
+    group, _, architecture = name.partition(".")
+    torch.manual_seed(0)
+    network = getattr(getattr(models, group), architecture)(weights=None, **DENSE[name]).eval()
+    x = torch.rand(1, 3, 64, 64)
+    x = list(x) if group == "detection" else x
+
+    def outputs(model):
+        found = model(x)
+        found = found[0] if isinstance(found, list) else found
+        return {key: value.double() for key, value in found.items()}
+
+    similar = ns.convert(network, "static-full")
+    for key, value in outputs(network).items():
+        assert torch.equal(outputs(similar)[key], value), key
+    for parameter in (p for n, p in similar.named_parameters() if ".similarity." in n):
+        parameter.add_(0.02 * torch.randn_like(parameter))
+    for key, value in outputs(ns.fold(similar)).items():
+        torch.testing.assert_close(value, outputs(similar)[key], rtol=1e-3, atol=1e-4, msg=key)
