@@ -58,10 +58,10 @@ def compare(
     """
     rows, clock = [], clock or clock_of(case.runtime.device)
     for count in case.threads:
-        told = group | {"threads": count}
-        sys.stderr.write(f"{title(told)}\n")
+        setting = group | {"threads": count}
+        sys.stderr.write(f"{title(setting)}\n")
         with cpu_threads(count), tuned_convolutions():
-            rows += _compared(told, entrants, case, clock)
+            rows += _compared(setting, entrants, case, clock)
     return rows
 
 

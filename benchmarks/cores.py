@@ -25,10 +25,10 @@ WARM_UP, CALLS = 3, 30
 def busy_cores(channels: int, size: int) -> tuple[float, ...]:
     """Cores busy in backward of the plain convolution and of our layer, at batch 1."""
     command = [sys.executable, "-m", "benchmarks.cores", str(channels), str(size)]
-    told = subprocess.run(
+    output = subprocess.run(
         command, env=os.environ | SETTINGS, stdout=subprocess.PIPE, text=True, check=True
     )
-    return tuple(map(float, told.stdout.split()))
+    return tuple(map(float, output.stdout.split()))
 
 
 def _main(channels: int, size: int) -> Iterator[float]:

@@ -283,10 +283,10 @@ def commands() -> str:
 
 def helped(*words: str) -> str:
     """What `nsim WORDS --help` prints."""
-    told = io.StringIO()
-    with redirect_stdout(told):
+    output = io.StringIO()
+    with redirect_stdout(output):
         nsim([*words, "--help"])
-    return told.getvalue()
+    return output.getvalue()
 
 
 def _shell(text: str) -> str:

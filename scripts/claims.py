@@ -118,8 +118,8 @@ def _row(
     for key, derive in {"chance": _chance, "interval": _interval}.items():
         if key in claim:
             status, shown = derive(claim[key])
-    told = re.sub(r"\{([^}]+)\}", lambda match: _figure(match[1]), claim.get("note", ""))
-    ours = "; ".join(part for part in (shown, told) if part)
+    note = re.sub(r"\{([^}]+)\}", lambda match: _figure(match[1]), claim.get("note", ""))
+    ours = "; ".join(part for part in (shown, note) if part)
     command = f"`{claim['command']}`" if "command" in claim else ""
     p_values = p_text(verdict, found.comparison.unit) if found and verdict else ""
     return str(number), claim["where"], claim["says"], f"**{status}**", ours, p_values, command

@@ -112,17 +112,17 @@ def build(folder: Path) -> Path:
 def try_library(python: Path, folder: Path) -> None:
     """The library without the laboratory: it runs, and `nsim` says what is missing."""
     run(python, "-c", LIBRARY, cwd=folder)
-    told = run(python, "-m", "neural_similarity", "train", cwd=folder, code=1)
-    if "neural-similarity[lab]" not in told:
-        raise SystemExit(f"`nsim` does not name the extra: {told}")
+    output = run(python, "-m", "neural_similarity", "train", cwd=folder, code=1)
+    if "neural-similarity[lab]" not in output:
+        raise SystemExit(f"`nsim` does not name the extra: {output}")
     say("library alone: converts, folds, learns; nsim names its extra")
 
 
 def try_laboratory(python: Path, folder: Path, steps: int) -> None:
     """The quick start, folded and exported."""
     nsim, out = (python, "-m", "neural_similarity"), folder / "run"
-    told = run(*nsim, "train", "--steps", steps, "--out", out, cwd=folder).splitlines()
-    say(next(line for line in told if line.startswith("test accuracy")))
+    output = run(*nsim, "train", "--steps", steps, "--out", out, cwd=folder).splitlines()
+    say(next(line for line in output if line.startswith("test accuracy")))
     run(*nsim, "evaluate", out, cwd=folder)
     run(*nsim, "export", out, "--format", "pt2", "--out", folder / "network.pt2", cwd=folder)
 

@@ -48,9 +48,9 @@ def run_queue(lines: Sequence[Sequence[str]], seconds: float) -> int:
         began = time.monotonic()
         code = run_line(words, end - began) if end - began > LEAST else "not begun"
         undone += code != 0
-        told = f"queue: {shlex.join(words)}: exit code {code}, {time.monotonic() - began:.0f} s\n"
+        line = f"queue: {shlex.join(words)}: exit code {code}, {time.monotonic() - began:.0f} s\n"
         with LOG.open("a", encoding="utf-8") as log:
-            log.write(told)
+            log.write(line)
     return undone
 
 

@@ -89,8 +89,8 @@ def visit(page: Page, address: str, name: str) -> tuple[list[str], dict]:
 def broken(address: str, facts: dict[str, dict]) -> list[str]:
     """Links between pages of the site that lead nowhere."""
     found = []
-    for page, told in facts.items():
-        for link in told["links"]:
+    for page, seen in facts.items():
+        for link in seen["links"]:
             if not link.startswith(address):
                 continue
             target, heading = urldefrag(link)

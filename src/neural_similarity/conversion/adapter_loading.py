@@ -177,8 +177,8 @@ def _errors_of_file(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        told = f"{path} is not an adapter of this network: {kind}{_shortened(str(error))}"
-        raise ValueError("".join(c if c.isprintable() else "?" for c in told)) from error
+        message = f"{path} is not an adapter of this network: {kind}{_shortened(str(error))}"
+        raise ValueError("".join(c if c.isprintable() else "?" for c in message)) from error
 
 
 def _shortened(text: str, most: int = 500) -> str:

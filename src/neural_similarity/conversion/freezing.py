@@ -62,7 +62,7 @@ def freeze_backbone(
             "`model` must have similarities to train, got a network without any; convert it first"
         )
     trained = select_tensors(model, () if train is None else train, "train", nn.Parameter)
-    let_go(model)
+    remove_norm_hooks(model)
     model.requires_grad_(False)
     for part in (*similarities, *trained.values()):
         part.requires_grad_(True)
@@ -127,7 +127,7 @@ def unfreeze_backbone(model: AnyNetwork) -> AnyNetwork:
     `save_adapter` still writes what was trainable until then.
     """
     check_module(model)
-    let_go(model)
+    remove_norm_hooks(model)
     mark_unfrozen(model)
     return model.requires_grad_(True)
 
@@ -139,7 +139,7 @@ def similarities_of(model: nn.Module) -> list[nn.Module]:
     return [layer.get_submodule("similarity") for layer in layers] + whole
 
 
-def let_go(model: nn.Module) -> None:
+def remove_norm_hooks(model: nn.Module) -> None:
     """Remove the hooks of `freeze_backbone`."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from neural_similarity.choices import require_flag
 from neural_similarity.conversion.backbone_state import forget_states, remember_state
-from neural_similarity.conversion.freezing import AnyNetwork, let_go, similarities_of
+from neural_similarity.conversion.freezing import AnyNetwork, remove_norm_hooks, similarities_of
 from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
 from neural_similarity.conversion.pretrained import restore_saving, save_both
 from neural_similarity.conversion.rollback import whole_or_nothing
@@ -149,7 +149,7 @@ def fold(model: AnyNetwork, dynamic: OnDynamic = "error") -> AnyNetwork:
 
 def _clean(model: nn.Module) -> None:
     """Remove all that conversion and freezing left on a network besides similarities."""
-    let_go(model)
+    remove_norm_hooks(model)
     forget_states(model)
     restore_saving(model)
 

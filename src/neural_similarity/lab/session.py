@@ -295,7 +295,7 @@ def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> TrainingSt
         if list_checkpoints(run.checkpoints):
             restore_state(newest_checkpoint(run.checkpoints), state)
         if distributed.is_first():
-            _take_up(run, state, runtime)
+            prepare_run_folder(run, state, runtime)
         with _show_progress(run, state, runtime) as progress, signals_noted() as stop:
             fit_model(
                 Job(run.recipe, runtime, objective, validate), state, Journal(run, progress), stop
@@ -309,7 +309,7 @@ def _written_by_one(run: Run) -> AbstractContextManager[object]:
     return hold_lock(run.path / CONFIG, taken) if distributed.is_first() else nullcontext()
 
 
-def _take_up(run: Run, state: TrainingState, runtime: Runtime) -> None:
+def prepare_run_folder(run: Run, state: TrainingState, runtime: Runtime) -> None:
     """Prepare the run folder for training from `state`."""
     cut_back(run.metrics, state.step)
     tidy_checkpoints(run, state.step)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from neural_similarity.ops.kernel import fold_by_image
 from neural_similarity.ops.operands import Operands
-from neural_similarity.ops.tracing import by_torch
+from neural_similarity.ops.tracing import only_torch_ops
 from neural_similarity.ops.window import CONVOLUTIONS
 
 
@@ -17,7 +17,7 @@ def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...], groups: i
     A full M costs o·(c/g)·K² an image in the kernel and P·c·K² at P positions. Programs that are
     traced, exported or compiled for batches of any size cannot have as many groups as images.
     """
-    if by_torch() or torch.compiler.is_compiling():
+    if only_torch_ops() or torch.compiler.is_compiling():
         return False
     return len(x) > 0 and prod(output) * groups > weight.shape[0]
 

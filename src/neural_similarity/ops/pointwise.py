@@ -21,7 +21,7 @@ from neural_similarity.ops.native import declines_native
 from neural_similarity.ops.native import pointwise as native
 from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.registration import register_operator
-from neural_similarity.ops.tracing import by_torch, runs_eagerly
+from neural_similarity.ops.tracing import only_torch_ops, runs_eagerly
 from neural_similarity.ops.window import Window, promote_dtype
 
 
@@ -80,7 +80,7 @@ def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
         raise ValueError(f"`gain` must be {tuple(raw.shape[1:2])}, got {tuple(gain.shape)}")
     if takes_maps(raw):
         return _Gained.apply(raw, gain, every)
-    if by_torch():  # Core ML has no addcmul.
+    if only_torch_ops():  # Core ML has no addcmul.
         start, gain = pointwise_torch.gain_parts(raw, gain, every)
         return start + promote_dtype(raw) * gain
     return pointwise_torch.apply_gain(raw, gain, every)

@@ -16,7 +16,7 @@ from neural_similarity.ops.blocks import Blocks, by_channels, check_blocks
 from neural_similarity.ops.by_image import convolve_by_image, folds_by_image
 from neural_similarity.ops.kernel import fold_kernel
 from neural_similarity.ops.operands import Operands
-from neural_similarity.ops.tracing import by_torch
+from neural_similarity.ops.tracing import only_torch_ops
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     Window,
@@ -217,7 +217,7 @@ def _typed_conv(
             return convolve_by_image(given._replace(m=m), bias)
         m = m.expand(*m.shape[: m.dim() - len(output)], *output)
     weight = weight.to(x.dtype)
-    by_definition = backend == "reference" or by_torch()
+    by_definition = backend == "reference" or only_torch_ops()
     if by_definition:
         m = m.flatten(-len(output))
     x, m, groups = by_channels(x, m, blocks, groups)

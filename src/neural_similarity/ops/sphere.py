@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from neural_similarity.choices import require_known, require_positive
 from neural_similarity.ops.pointwise import patch_factors, scale_maps, takes_maps
-from neural_similarity.ops.tracing import by_torch
+from neural_similarity.ops.tracing import only_torch_ops
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     autocast_dtype,
@@ -215,7 +215,7 @@ def _group_energy(x: Tensor, groups: int, channels: int) -> Tensor:
     """Squares of x (*n, c, *size) summed over each group's channels, (*n, groups, *size)."""
     if groups > 1:
         return promote_dtype(x).square().unflatten(channels, (groups, -1)).sum(channels)
-    if x.dtype in (torch.float32, torch.float64) or by_torch():
+    if x.dtype in (torch.float32, torch.float64) or only_torch_ops():
         return promote_dtype(x).square().sum(channels, keepdim=True)
     return _Energy.apply(x, channels)
 

@@ -6,7 +6,7 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 
-def by_torch() -> bool:
+def only_torch_ops() -> bool:
     """Whether only torch's own operations may run, whatever they cost.
 
     True in `torch.export` and `torch.jit.trace`, whose programs run without this package, and in
@@ -30,4 +30,4 @@ def runs_eagerly(x: Tensor) -> bool:
         return False
     if type(x) not in (Tensor, nn.Parameter) or is_legacy_batchedtensor(x):
         return False
-    return not by_torch()
+    return not only_torch_ops()

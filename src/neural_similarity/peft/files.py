@@ -137,10 +137,10 @@ def _config_for(backbone: nn.Module, adapter: Adapter, path: File) -> NslConfig:
     lost = [name for name in adapter.similarities if not check_target_module_exists(config, name)]
     wrong = {"takes": taken - owners, "does not find": owners - taken, "gives no M to": lost}
     if any(wrong.values()):
-        told = "; ".join(f"{what} {sorted(those)}" for what, those in wrong.items() if those)
+        problems = "; ".join(f"{what} {sorted(those)}" for what, those in wrong.items() if those)
         raise ValueError(
             f"{path} must hold modules that `modules_to_save` can name by their ends, got "
-            f"{sorted(owners)}: by these PEFT {told}"
+            f"{sorted(owners)}: by these PEFT {problems}"
         )
     return config
 

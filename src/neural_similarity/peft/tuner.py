@@ -16,7 +16,7 @@ from peft.utils.integrations import skip_init_on_device
 from torch import nn
 
 from neural_similarity.conversion.adapter_values import check_finite
-from neural_similarity.conversion.freezing import hold_statistics, let_go
+from neural_similarity.conversion.freezing import hold_statistics, remove_norm_hooks
 from neural_similarity.conversion.planning import check_plan, make_plan
 from neural_similarity.conversion.rollback import whole_or_nothing
 from neural_similarity.conversion.wrappers import CHECKPOINTED, COMPILED, is_wrapper, plain_name
@@ -222,7 +222,7 @@ class NslModel(BaseTuner):
     def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> Any:
         with whole_or_nothing(self.model):
             model = super()._unload_and_optionally_merge(*args, **kwargs)
-        let_go(cast(Any, model))
+        remove_norm_hooks(cast(Any, model))
         return model
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Generator[tuple[str, Any]]:
@@ -297,7 +297,7 @@ def _check_target(layer: nn.Module, name: str, spec: Similarity) -> None:
 
 def _hold_backbone(model: nn.Module) -> None:
     """Let normalisation keep its statistics, except in what an adapter has of its own."""
-    let_go(model)
+    remove_norm_hooks(model)
     hold_statistics(
         [part for name, part in model.named_modules() if _ADAPTERS_OWN.isdisjoint(name.split("."))]
     )

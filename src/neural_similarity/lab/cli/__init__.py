@@ -149,10 +149,10 @@ def _output_closed() -> bool:
 def _report_error(error: Exception, code: int) -> int:
     """Write the error, of several processes with the same one once, and return `code`."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from neural_similarity.lab.train.distributed import says_first
+        from neural_similarity.lab.train.distributed import claim_message
 
         # Of a death every process knows as much as it has seen when it looks.
-        if not says_first("death" if isinstance(error, PeerDied) else str(error)):
+        if not claim_message("death" if isinstance(error, PeerDied) else str(error)):
             return code
     sys.stderr.write(f"nsim: {one_line(str(error))}\n")
     return code

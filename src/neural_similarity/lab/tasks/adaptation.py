@@ -322,7 +322,7 @@ class AdaptationTask(ClassificationTask):
 
     def _backbone_preprocess(self) -> Preprocess | None:
         """How the backbone was trained; None if that is unknown, or of other channels."""
-        usual = self.recipe.pretrained_source.usual_input(self.recipe).preprocess
+        usual = self.recipe.pretrained_source.pretrained_input(self.recipe).preprocess
         return usual if usual and len(usual.mean) == self.images.shape[0] else None
 
     def finish_run(self, run: Run, state: TrainingState, runtime: Runtime) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class AdaptationTask(ClassificationTask):
 
 def _resolve_backbone(recipe: AdaptationRecipe) -> AdaptationRecipe:
     """The recipe with its backbone's sizes, and absolute paths so that it resumes anywhere."""
-    usual = recipe.pretrained_source.usual_input(recipe)
+    usual = recipe.pretrained_source.pretrained_input(recipe)
     fields: dict[str, Any] = {"channels": recipe.channels or usual.channels, **usual.fields}
     if recipe.dataset in IN_PLACE and recipe.image_size is None:
         print_notice(f"images are resized to {usual.image_size}x{usual.image_size} (--image-size)")

@@ -35,7 +35,7 @@ TIMM, TORCHVISION = "timm:", "torchvision:"
 WORDS = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run folder"
 
 
-class Usual(NamedTuple):
+class PretrainedInput(NamedTuple):
     """The input that a backbone was trained on."""
 
     channels: int
@@ -95,15 +95,15 @@ class Backbone:
         if not (self._is_named or (self.word and Path(self.word).exists())):
             raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
 
-    def usual_input(self, recipe: TrainingRecipe) -> Usual:
+    def pretrained_input(self, recipe: TrainingRecipe) -> PretrainedInput:
         """The input that it was trained on; a file is of the recipe's network."""
         self._require_found()
         if self.word.startswith(TIMM):
             config = _library_of(self.word).get_pretrained_cfg(self._library_name)
             if config is None:
-                return Usual(3, 224, Preprocess(*IMAGENET_STATISTICS))
+                return PretrainedInput(3, 224, Preprocess(*IMAGENET_STATISTICS))
             channels, size, _ = config.input_size
-            return Usual(channels, size, Preprocess(config.mean, config.std))
+            return PretrainedInput(channels, size, Preprocess(config.mean, config.std))
         if self.word.startswith(TORCHVISION):
             weights = _library_of(self.word).get_model_weights(self._library_name)
             shown = weights.DEFAULT.transforms()
@@ -111,15 +111,15 @@ class Backbone:
             mean, std = (
                 getattr(shown, key, IMAGENET_STATISTICS[i]) for i, key in enumerate(("mean", "std"))
             )
-            return Usual(3, size, Preprocess(tuple(mean), tuple(std)))
+            return PretrainedInput(3, size, Preprocess(tuple(mean), tuple(std)))
         if self.is_run:
             run = self.finished_run()
             fields = ("model", "width", "variant", "norm_momentum", "norm_eps")
             known = {field: getattr(run.recipe, field) for field in fields}
-            return Usual(run.channels, run.image_size, run.preprocess, known)
+            return PretrainedInput(run.channels, run.image_size, run.preprocess, known)
         kernels = (t for t in _read_tensors(Path(self.word)).values() if t.dim() == 4)
         first = next(kernels, torch.empty(1, 3, 1, 1))
-        return Usual(first.shape[1], models.usual_sizes(recipe.model)[2])
+        return PretrainedInput(first.shape[1], models.usual_sizes(recipe.model)[2])
 
     def check(self, recipe: Any) -> None:
         """Check, without images, that it exists, takes the recipe's channels, and fits its weights.
@@ -128,7 +128,7 @@ class Backbone:
             RunError: the weights cannot be read, or are another network's.
             ValueError: there is no such network, file or run, or it takes other channels.
         """
-        usual = self.usual_input(recipe)
+        usual = self.pretrained_input(recipe)
         taken = self.takes_any_channels and (recipe.channels or 1) > 1
         if recipe.channels not in (None, usual.channels) and not taken:
             raise ValueError(

@@ -49,14 +49,14 @@ def find_rate(
         )
     except ValueError as error:
         raise RunError(f"`lr` must be given, as the outputs set none: {error}") from error
-    rate, told = group["lr"], ""
+    rate, errors_text = group["lr"], ""
     if not new_classifier:
         wrong, count = count_wrong(network, batches, preprocess)
         rate *= min(1.0, max(wrong, 0.5) / count / MANY_WRONG)
-        told = f" and {wrong} wrong answers for {count} images"
+        errors_text = f" and {wrong} wrong answers for {count} images"
     (rate,) = distributed.gather_rows(torch.tensor([rate], dtype=torch.float64))[:1].tolist()
     rate = float(f"{rate:.3g}")
-    print_notice(f"learning rate {rate:g}, from the curvature of the outputs{told} (--lr)")
+    print_notice(f"learning rate {rate:g}, from the curvature of the outputs{errors_text} (--lr)")
     return rate
 
 

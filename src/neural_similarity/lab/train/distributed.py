@@ -61,7 +61,7 @@ def peers() -> list[tuple[str, int]]:
     return _peers
 
 
-def says_first(text: str) -> bool:
+def claim_message(text: str) -> bool:
     """Whether this process is the first of torchrun's to ask about `text`.
 
     A message that every process would print is printed once in this way.
