@@ -98,7 +98,7 @@ def fault_of(words, capsys, options):
         return f"code {code}: {printed.err:.200}"
     if REPR.search(printed.err):
         return f"it prints an object: {printed.err:.200}"
-    given = re.findall(r"\w+", " ".join([*options, *words]).replace("-", "_"))
+    given = re.findall(r"\w+", " ".join([*options, *words]).replace("--", " ").replace("-", "_"))
     if unknown := set(NAMED.findall(printed.err)) - set(given):
         return f"it names {unknown}, which is no option: {printed.err:.200}"
     return "it prints control characters" if re.search("[\0\x07\x1b]", str(printed)) else None
