@@ -54,22 +54,29 @@ RULES = {
     "clamp": partial(torch.clamp, min=0.01, max=0.1),
     "sign": torch.sign,
     "max-norm": partial(torch.renorm, p=2, dim=0, maxnorm=0.3),
+    "small to zero": partial(F.hardshrink, lambd=1e-4),
+}
+WHEN = {
+    "always": lambda *_: True,
+    "in training": lambda layer, _: layer.training,
+    "with gradients": lambda *_: torch.is_grad_enabled(),
+    "with a batch": lambda _, x: len(x) > 1,
 }
 
 
 class Written(nn.Conv2d):
     """Writes its weight in `forward`, in place or by a new tensor."""
 
-    def __init__(self, rule, *args, in_place=False, only_in_training=False):
+    def __init__(self, rule, *args, in_place=False, when="always"):
         super().__init__(*args)
-        self.rule, self.in_place, self.only = RULES[rule], in_place, only_in_training
+        self.rule, self.in_place, self.when = RULES[rule], in_place, when
         self.register_buffer("of_no_use", torch.ones(2))
 
     def forward(self, x):
         kernel = self.rule(self.weight.data)
         if self.in_place:
             self.weight.data.copy_(kernel)
-        elif self.training or not self.only:
+        elif WHEN[self.when](self, x):
             self.weight.data = kernel
         return super().forward(x)
 
@@ -306,9 +313,13 @@ def test_what_no_plain_convolution_computes_is_not_folded(kind, reason):
         ns.fold(model)
 
 
-def test_a_projection_of_training_alone_is_seen():
-    layer = Written("max-norm", 4, 6, 3, only_in_training=True)
-    assert computes_kernel(layer)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("when", WHEN)
+def test_a_weight_that_is_written_at_times_is_seen(rule, when):
+    assert computes_kernel(Written(rule, 4, 6, 3, when=when))
+
+
+def test_a_weight_that_is_read_alone_is_merged():
     assert not computes_kernel(Causal(4, 6, 3))
 
 

@@ -239,8 +239,8 @@ def sample_calls(layer: nn.Module, count: int = 1) -> list[SampleCall]:
         return [_record_call(twin) for _ in range(count)]
 
 
-def _record_call(layer: nn.Module) -> SampleCall:
-    """Run a layer with a random input."""
+def _record_call(layer: nn.Module, count: int = 1) -> SampleCall:
+    """Run a layer with `count` random images."""
     calls: list[tuple[ConvCall, Tensor, bool]] = []
 
     def record(call: ConvCall, given: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ def _record_call(layer: nn.Module) -> SampleCall:
         return call.static_forward(given, call.weight)
 
     frame = convolution_geometry(cast(_ConvNd, layer))
-    x = _random_like(next(layer.parameters()), (1, frame.in_channels, *frame.sample_size()))
+    x = _random_like(next(layer.parameters()), (count, frame.in_channels, *frame.sample_size()))
     try:
         with x.device:  # `torch.device("meta")` may be on, in which similarities are built.
             output = _run(layer, record, x)
@@ -263,10 +263,10 @@ def _record_call(layer: nn.Module) -> SampleCall:
 
 
 def _random_like(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same numbers every time, of both signs and of magnitudes from 1e-3 to 1e3."""
+    """The same numbers every time, of both signs and of magnitudes from 1e-5 to 1e3."""
     random, few, count = torch.Generator().manual_seed(0), 1021, prod(shape)
     exponents, signs = torch.rand(2, few, generator=random, device="cpu")
-    numbers = 10 ** (exponents * 6 - 3) * (signs - 0.5).sign()
+    numbers = 10 ** (exponents * 8 - 5) * (signs - 0.5).sign()
     return numbers.repeat(count // few + 1)[:count].view(*shape).to(like)
 
 
@@ -298,22 +298,24 @@ def computes_kernel(layer: nn.Module) -> bool:
     return is_parametrized(layer, "weight") or "weight" in vars(layer)  # a hook's
 
 
-@torch.no_grad()
 def _writes_weight(layer: nn.Module) -> bool:
-    """Whether `forward` writes the layer's `weight`, tried in both modes with another one."""
-    for training in (False, True):
-        twin = _twin_of(layer).train(training)
-        weight = twin._parameters.get("weight")
-        if weight is None or weight.is_meta:
-            return False
-        other = _random_like(weight, weight.shape)
-        weight.data = other.clone()
-        # A layer may refuse single images in training.
-        with preserving_state(twin), suppress(UnusualForward):
-            _record_call(twin)
-        if twin._parameters.get("weight") is not weight or not torch.equal(weight, other):
-            return True
-    return False
+    """Whether `forward` writes the layer's `weight`, ever: in a mode, for one image or more."""
+    weight = layer._parameters.get("weight")
+    if weight is None or weight.is_meta:
+        return False
+    return any(_writes(layer, training, count) for training in (False, True) for count in (1, 2))
+
+
+def _writes(layer: nn.Module, training: bool, count: int) -> bool:
+    """Whether a call writes another weight than the layer's; it has gradients in training."""
+    twin = _twin_of(layer).train(training)
+    weight = cast(nn.Parameter, twin._parameters["weight"])
+    other = _random_like(weight, weight.shape)
+    weight.data = other.clone()
+    # A layer may refuse single images in training.
+    with preserving_state(twin), torch.set_grad_enabled(training), suppress(UnusualForward):
+        _record_call(twin, count)
+    return twin._parameters.get("weight") is not weight or not torch.equal(weight, other)
 
 
 @torch.no_grad()
