@@ -35,6 +35,33 @@ def _similarity_as_text(
     )
 
 
+@REGISTRY.primitive_rule
+def _number_or_none(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """A number that may be None; tyro's own rule prints the exceptions of both."""
+    kinds = {int | None: (int, "INT", "an integer"), float | None: (float, "FLOAT", "a number")}
+    if info.type not in kinds:
+        return None
+    kind, metavar, article = kinds[info.type]
+
+    def parse(words: list[str]) -> float | None:
+        if words[0] in ("None", "none"):
+            return None
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"it must be {article} or None, got {words[0]!r:.80}") from None
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{None}}|{metavar}",
+        instance_from_str=parse,
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: [f"{value}"],
+    )
+
+
 def named_recipe(
     args: Sequence[str], recipes: Collection[str], kind: str
 ) -> tuple[str | None, Sequence[str]]:

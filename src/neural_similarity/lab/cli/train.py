@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
+from neural_similarity.choices import require_text
 from neural_similarity.files import read_json
 from neural_similarity.lab import session
 from neural_similarity.lab.cli.commands import print_line
@@ -61,6 +62,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         scale_recipe(self.recipe, self.start.budget)  # Raises here, as above.
+        require_text("data", f"{self.data}")
 
 
 def train(args: Sequence[str]) -> int:
