@@ -246,6 +246,8 @@ def start_in_memory(
     recipe: AdaptationRecipe, whole: Dataset, data: Path
 ) -> tuple[AdaptationTask, Run, TrainingState]:
     """A run in no folder, its task, and the state before its first step."""
+    if not Path(recipe.backbone).exists():
+        raise FileNotFoundError(f"{recipe.backbone} is missing, the network that is adapted")
     task = AdaptationTask.of_dataset(recipe, whole)
     task = task if recipe.lr else task.with_own_rate()
     run = task.new_run(MEMORY, "adapt", 1.0, data)

@@ -386,7 +386,7 @@ def test_the_command_line_retrains(finished, tmp_path, capsys):
     [
         (["train", "mini-cnn"], 2, "no recipe is named 'mini-cnn'; did you mean"),
         (["evaluate", "RUN", "--method", "prot"], 2, "`method` must be one of fine-tuning, "),
-        (["evaluate", "RUN", "--tasks", "9" * 15], 1, "`count` must be at most 1,000,000 tasks"),
+        (["evaluate", "RUN", "--tasks", "9" * 15], 2, "`tasks` must be at most 1,000,000"),
         (["evaluate", "RUN", "--tasks", "1"], 2, "`tasks` must be at least 2, got 1"),
         (["evaluate", "RUN", "--shots", "0"], 2, "`shots` must be at least 1, got 0"),
         (["evaluate", "RUN", "--ways", "9"], 1, "`ways` must be at most the number of classes"),

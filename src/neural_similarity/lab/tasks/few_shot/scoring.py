@@ -12,6 +12,7 @@ from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.tasks import (
+    MOST_TASKS,
     TaskList,
     TaskSizes,
     draw_tasks,
@@ -67,6 +68,8 @@ class TaskScoring(Scoring):
         for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("tasks", 2)):
             if (value := getattr(self, name)) is not None:
                 require_least(name, value, least)
+        if (self.tasks or 0) > MOST_TASKS:
+            raise ValueError(f"`tasks` must be at most {MOST_TASKS:,}, got {self.tasks}")
 
 
 def score_run(
