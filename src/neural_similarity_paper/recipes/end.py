@@ -30,7 +30,7 @@ END = Recipe(
     padding="reflect",
     flips="alternate",
 )
-CHOSEN: dict[str, tuple[float, float]] = {}
+CHOSEN: dict[str, tuple[float, float]] = {"cnn": (0.4, 2.5e-4)}
 """Learning rate and decay of each arm that has been searched: results/end-search has the sheets."""
 
 
