@@ -1,12 +1,12 @@
 """Trained to the end: verdicts by the rules of docs/evidence/end.md, from records alone."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from neural_similarity_paper.recipes.end import ARMS, CHOSEN, DECAY, EPOCHS
+from neural_similarity_paper.studies.adapt_runs import SCORED, read_sheet
 from neural_similarity_paper.studies.end_report import (
     PRIMARY,
     SECONDARY,
@@ -104,7 +104,7 @@ def test_the_recipes_have_what_their_sheets_chose():
     """And no arm has a record before its sheet is whole."""
     chosen = {}
     for path in (RESULTS / END_SEARCH).glob("*.json"):
-        accuracies = {k: run["accuracy"] for k, run in json.loads(path.read_text())["runs"].items()}
+        accuracies = read_sheet(path, SCORED).accuracies
         if not missing_settings(accuracies):
             chosen[path.stem] = best_settings(accuracies)
     assert chosen == CHOSEN

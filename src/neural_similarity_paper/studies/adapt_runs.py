@@ -1,6 +1,6 @@
 """Running the map of adaptation: one process, one file a cell, everything kept that is done."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -46,7 +46,8 @@ from neural_similarity_paper.tables.recording import code_of, machine_of
 ReportLine = Callable[[str], None]
 RunTrial = Callable[..., dict[str, Any]]
 """Trains and scores a `MapRun`."""
-_KINDS = {"accuracy": float | int, "trained": int, "score_precision": str | None}
+SCORED = {"accuracy": float | int, "score_precision": str | None}
+TRAINED = SCORED | {"trained": int}
 """Types of what tables show of runs, see `check_fields`."""
 HELD_OUT = 200
 """Training images of each class that rates are chosen on."""
@@ -91,8 +92,8 @@ class Sheet:
         write_text(self.path, record_layout(self.facts | {"runs": self.runs}))
 
 
-def read_sheet(path: Path) -> Sheet:
-    """The runs in a file of the map.
+def read_sheet(path: Path, fields: Mapping[str, Any] = TRAINED) -> Sheet:
+    """The runs in a file of a study, each with these fields.
 
     Raises:
         ValueError: it holds none.
@@ -103,7 +104,7 @@ def read_sheet(path: Path) -> Sheet:
         if sheet.facts.get("statistics", "new") not in get_args(Statistics):
             raise ValueError(f"`statistics` is {sheet.statistics!r:.80}")
         for run in sheet.runs.values():
-            check_fields(run, _KINDS)
+            check_fields(run, fields)
         return sheet
     except CONTENT_ERRORS as error:
         raise ValueError(f"{path} cannot be read as a sheet of runs: {reason_of(error)}") from error
@@ -120,10 +121,10 @@ def cell_path(results: Path, change: str, labels: int) -> Path:
     return results / MAP_FOLDER / f"{change}-{labels}.json"
 
 
-def open_sheet(path: Path, **facts: Any) -> Sheet:
+def open_sheet(path: Path, fields: Mapping[str, Any] = TRAINED, **facts: Any) -> Sheet:
     """The file's runs, or an empty sheet of these facts, the code and the machine."""
     if path.exists():
-        return read_sheet(path)
+        return read_sheet(path, fields)
     environment = describe_environment(cpu_runtime())
     facts |= {"code": code_of(environment), "environment": machine_of(environment)}
     return Sheet(path, facts)

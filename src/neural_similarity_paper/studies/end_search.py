@@ -11,7 +11,13 @@ from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.run import read_facts
 from neural_similarity.lab.train.stopping import signals_noted
 from neural_similarity_paper.recipes.end import DECAY, EPOCHS
-from neural_similarity_paper.studies.adapt_runs import ReportLine, Sheet, filling_alone, open_sheet
+from neural_similarity_paper.studies.adapt_runs import (
+    SCORED,
+    ReportLine,
+    Sheet,
+    filling_alone,
+    open_sheet,
+)
 from neural_similarity_paper.tables.running import start_process, wait_for
 
 END_SEARCH = "end-search"
@@ -52,7 +58,7 @@ def run_search(arm: str, data: Path, results: Path, report: ReportLine) -> None:
     """Run what the search of an arm lacks; every run is kept, and one that is stopped goes on."""
     with filling_alone(results / END_SEARCH):
         terms = {"epochs": SEARCH_EPOCHS, "held_out": HELD_OUT, "seed": SEED}
-        sheet = open_sheet(search_path(results, arm), arm=arm, **terms)
+        sheet = open_sheet(search_path(results, arm), SCORED, arm=arm, **terms)
         while missing := missing_settings(sheet.accuracies):
             _run_settings(sheet, arm, missing[0], data, report)
 
