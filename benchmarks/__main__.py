@@ -171,7 +171,7 @@ def _options(name: str, args: Sequence[str]) -> Options:
 
 
 def _page(args: Sequence[str]) -> int:
-    """Write docs/performance.md from what the others saved."""
+    """Write docs/evidence/performance.md from what the others saved."""
     options = given(PageOptions(), args, "page", str(_page.__doc__))
     folders = options.results
     words = " ".join(folder.as_posix() for folder in folders)

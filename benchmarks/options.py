@@ -86,7 +86,7 @@ class PageOptions:
 
     results: tuple[Path, ...] = tuple(Path("benchmarks", name) for name in ("", "epyc", "avx2"))
     """Folders of what the benchmarks saved, one a processor. Of one alone, all tables are shown."""
-    out: Path = Path("docs/performance.md")
+    out: Path = Path("docs/evidence/performance.md")
     """Markdown file to write."""
 
 

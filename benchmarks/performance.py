@@ -1,4 +1,4 @@
-"""docs/performance.md, written from what `python -m benchmarks` saved and performance.md here."""
+"""docs/evidence/performance.md, from what `python -m benchmarks` saved and performance.md here."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

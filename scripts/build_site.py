@@ -4,9 +4,9 @@
     uv run --group docs python scripts/build_site.py --serve    # and show it while you write
 
 Generated pages are git-ignored: the reference (`docs/reference/api`, `commands.md`, `fields.md`),
-the benchmarks of each processor (`docs/machines`), notebooks (`docs/notebooks/*.md`), and what
-stands in the root (contributing, changelog). So is `mkdocs.site.yml`, mkdocs.yml with the reference
-in its navigation.
+the benchmarks of each processor (`docs/evidence/machines`), notebooks (`docs/notebooks/*.md`), and
+what stands in the root (contributing, changelog). So is `mkdocs.site.yml`, mkdocs.yml with the
+reference in its navigation.
 """
 
 import ast
@@ -41,7 +41,7 @@ MACHINES = {
     "epyc": "benchmarks/epyc",
     "epyc-avx2": "benchmarks/avx2",
 }
-"""Pages below docs/machines by the folder of their reports."""
+"""Pages below docs/evidence/machines by the folder of their reports."""
 LINKED = ("results/theory", "examples")
 """What pages show or link to outside of docs."""
 RECIPES = {
@@ -259,7 +259,7 @@ def write_machines() -> None:
     sys.path.insert(0, str(ROOT))
     from benchmarks import performance  # It needs torch, which the other pages do without.
 
-    folder = DOCS / "machines"
+    folder = DOCS / "evidence" / "machines"
     shutil.rmtree(folder, ignore_errors=True)
     for name, results in MACHINES.items():
         (folder / name).mkdir(parents=True)

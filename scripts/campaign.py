@@ -1,4 +1,4 @@
-"""Run the campaign of docs/reliability.md, or the parts that are named, and write its tables.
+"""Run the campaign of docs/evidence/reliability.md, or parts of it, and write its tables.
 
     uv run python scripts/campaign.py                       # all of it
     uv run python scripts/campaign.py writes cli            # test_writes.py, test_cli.py
@@ -97,7 +97,7 @@ def main(parts):
     if own:
         codes.append(run_tests(own, report)[0])
     results = json.loads(RESULTS.read_text("utf-8"))
-    page = ROOT / "docs" / "reliability.md"
+    page = ROOT / "docs" / "evidence" / "reliability.md"
     before, rest = page.read_text("utf-8").split(BEGIN)
     tables = f"{table_of_works(results)}\n\n{table_of_parts(results)}\n"
     page.write_text(f"{before}{BEGIN}\n{tables}\n{END}{rest.split(END)[1]}", "utf-8")

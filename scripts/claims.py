@@ -1,4 +1,4 @@
-"""Write docs/claims.md from docs/claims.toml, the records in results/ and those of `nsim theory`.
+"""Write docs/evidence/claims.md from claims.toml there, results/ and records of `nsim theory`.
 
 `python scripts/claims.py` writes the page; a test runs it and compares.
 """
@@ -66,7 +66,7 @@ class Found(NamedTuple):
 
 def page() -> str:
     """The whole page."""
-    with (ROOT / "docs/claims.toml").open("rb") as file:
+    with (ROOT / "docs/evidence/claims.toml").open("rb") as file:
         content = tomllib.load(file)
     claims = content["claim"]
     rows = judged_rows(claims)
@@ -126,7 +126,7 @@ def _row(
 
 
 def adaptation_tables(text: str) -> dict[str, str]:
-    """Every table of comparisons in docs/results-adaptation.md, and what the records make of it.
+    """Every table of comparisons in results-adaptation.md, and what the records make of it.
 
     A row begins with two recipes; that of the first is said to be ahead. Holm's adjustment counts
     the rows of the table.
@@ -291,4 +291,4 @@ def _numbers(value: Any) -> list[float]:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs/claims.md").write_text(page(), "utf-8")
+    (ROOT / "docs/evidence/claims.md").write_text(page(), "utf-8")

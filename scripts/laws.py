@@ -1,4 +1,4 @@
-"""The exceptions that docs/laws.md lists: `uv run python scripts/laws.py`, in minutes."""
+"""The exceptions that docs/evidence/laws.md lists: `uv run python scripts/laws.py`, in minutes."""
 
 import sys
 from collections.abc import Iterator

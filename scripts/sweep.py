@@ -23,7 +23,7 @@ from neural_similarity.lab.train.environment import checkout_commit
 from neural_similarity.lab.train.exporting import trace_network
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "results" / "timm.json", ROOT / "docs" / "reference" / "timm.md"
+RECORD, PAGE = ROOT / "results" / "timm.json", ROOT / "docs" / "evidence" / "timm.md"
 SMALL = (
     "atto zepto femto pico nano xxs micro xs mini tiny s0 t0 lite 18 10t b0 002 small 050".split()
 )

@@ -1,4 +1,4 @@
-"""docs/claims.md, the pages of results and the README say what the records do."""
+"""docs/evidence/claims.md, the pages of results and the README say what the records do."""
 
 import json
 import re
@@ -25,7 +25,7 @@ ADAPTATIONS = {
     "adapt-flowers": "Twelve flowers, EfficientNet-Lite0",
     "adapt-cifar": "Changed CIFAR-10, ResNet-20",
 }
-"""Sections of docs/results-adaptation.md by table."""
+"""Sections of docs/evidence/results-adaptation.md by table."""
 
 
 def read(file):
@@ -33,7 +33,7 @@ def read(file):
 
 
 def section(title, end="### ", page="results"):
-    text = read(f"docs/{page}.md").partition(f"## {title}")[2]
+    text = read(f"docs/evidence/{page}.md").partition(f"## {title}")[2]
     return " ".join(text.partition(f"\n{end}")[0].split())
 
 
@@ -55,12 +55,12 @@ def clear_rows(panel, way):
     return {label for label, value in values.items() if value and value.holm < 0.05}
 
 
-CLAIMS = tomllib.loads(read("docs/claims.toml"))["claim"]
-ADAPTATION = read("docs/results-adaptation.md")
+CLAIMS = tomllib.loads(read("docs/evidence/claims.toml"))["claim"]
+ADAPTATION = read("docs/evidence/results-adaptation.md")
 
 
 def test_the_page_is_what_the_script_writes():
-    assert read("docs/claims.md") == claims.page()
+    assert read("docs/evidence/claims.md") == claims.page()
 
 
 def test_commands_are_of_tests_and_tables_that_exist():
@@ -86,15 +86,15 @@ def test_pages_of_tables_are_what_the_command_writes(page):
     table, budget = PAGES[page]
     costs = read_costs(ROOT / "benchmarks/recipes.json") if page in ("table-4", "costs") else None
     report = make_report(TABLES[table], budget=budget, results=RESULTS, costs=costs)
-    text = read(f"docs/{page}.md")
+    text = read(f"docs/evidence/{page}.md")
     assert ("Steps are times of an update" in text) == bool(costs)
-    picture = f"{page}.png" if (ROOT / f"docs/{page}.png").exists() else None
+    picture = f"{page}.png" if (ROOT / f"docs/evidence/{page}.png").exists() else None
     assert text == to_markdown(report, picture)
 
 
 @pytest.mark.parametrize("page", ["results", "results-adaptation"])
 def test_intervals_are_counted(page):
-    text, number = " ".join(read(f"docs/{page}.md").split()), r"[+−]?\d[\d.]*"
+    text, number = " ".join(read(f"docs/evidence/{page}.md").split()), r"[+−]?\d[\d.]*"
     found = re.findall(rf"\[{number}, {number}\]", text)
     assert f"page has {len(found)} intervals" in text
 
@@ -165,7 +165,7 @@ def test_the_readme_says_what_a_step_costs():
     )
     (layer,) = re.findall(
         r"\| layer, forward and backward .*\*\* \((.*?)×\)",
-        read("docs/gpu.md"),
+        read("docs/evidence/gpu.md"),
     )
     assert f"| {static}; 0.97 to 1.00 |" in readme
     assert f"| {dynamic}; {networks}; {layer} |" in readme
@@ -229,7 +229,7 @@ def test_what_light_predictors_are_worth():
     ):
         assert told in text
     note = f"{our_result(ours)} % beside {our_result(wide)}; but the plain CNN-9 is at "
-    assert note + our_result(plain).partition(" ")[0] in read("docs/costs.md")
+    assert note + our_result(plain).partition(" ")[0] in read("docs/evidence/costs.md")
 
 
 def test_the_readme_quotes_the_full_schedule():

@@ -13,7 +13,7 @@ from benchmarks.__main__ import main as benchmark
 from neural_similarity import models
 
 PLAN_A = 420
-"""Seconds of the first of two commands; docs/gpu.md says what the second is."""
+"""Seconds of the first of two commands; docs/evidence/gpu.md says what the second is."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_benchmarks_take_their_options(steps, title, capsys, monkeypatch):
 
 
 def test_what_is_unmeasured_has_commands_that_exist():
-    text = (gpu_first_contact.ROOT / "docs/gpu.md").read_text("utf-8")
+    text = (gpu_first_contact.ROOT / "docs/evidence/gpu.md").read_text("utf-8")
     table = text.partition("## Unmeasured")[2].partition("## If you")[0]
     scripts = set(re.findall(r"python (scripts/\w+\.py)", table))
     assert scripts == {"scripts/gpu_first_contact.py"}

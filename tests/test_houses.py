@@ -212,7 +212,7 @@ def imported(room, package, rooms, sources=SOURCES):
 
 def described():
     """The imports in the table of modules."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     rows = re.findall(
         r"^\| `(?:lab/)?([\w/]+?)[/.]?(?:py)?`[^|]*\| ([\w, ]*) \|", text, re.MULTILINE
     )
@@ -235,7 +235,7 @@ def test_the_table_has_the_imports_and_no_others():
 
 
 def test_every_room_is_described():
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     for room in (
         *LIBRARY,
         *(f"lab/{name}" for name in LABORATORY),

@@ -14,10 +14,10 @@ from neural_similarity_paper.tables import TABLES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-CLAIMS = tomllib.loads((ROOT / "docs/claims.toml").read_text("utf-8"))["claim"]
+CLAIMS = tomllib.loads((ROOT / "docs/evidence/claims.toml").read_text("utf-8"))["claim"]
 CELLS = [
     line[2:-2].split(" | ")
-    for line in (ROOT / "docs/claims.md").read_text("utf-8").splitlines()
+    for line in (ROOT / "docs/evidence/claims.md").read_text("utf-8").splitlines()
     if re.match(r"\| \d+ \|", line)
 ]
 COMPARED = [(row, claim) for row, claim in zip(CELLS, CLAIMS, strict=True) if "compare" in claim]

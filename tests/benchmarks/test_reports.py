@@ -174,8 +174,8 @@ def test_the_page_of_performance_is_what_the_command_writes(tmp_path, monkeypatc
     monkeypatch.chdir(root)
     page = tmp_path / "performance.md"
     assert main(["page", "--out", str(page)]) == 0
-    known = (root / "docs" / "performance.md").read_text("utf-8")
-    assert page.read_text("utf-8").replace(str(page), "docs/performance.md") == known
+    known = (root / "docs" / "evidence" / "performance.md").read_text("utf-8")
+    assert page.read_text("utf-8").replace(str(page), "docs/evidence/performance.md") == known
 
 
 def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):

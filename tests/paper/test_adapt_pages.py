@@ -26,13 +26,13 @@ from neural_similarity_paper.tables.markdown import interval_text
 from neural_similarity_paper.tables.verdicts import LEVEL
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/results-adaptation.md").read_text("utf-8")
+PAGE = (ROOT / "docs/evidence/results-adaptation.md").read_text("utf-8")
 SECTION = " ".join(PAGE.partition("## Beyond the map")[2].split())
 
 
 def test_the_map_is_what_the_command_writes():
     cells, rates = read_map(ROOT / "results"), read_map_rates(ROOT / "results")
-    text = (ROOT / "docs/table-adapt-map.md").read_text("utf-8")
+    text = (ROOT / "docs/evidence/table-adapt-map.md").read_text("utf-8")
     assert text == map_to_markdown(cells, rates, "table-adapt-map.png")
     rows = [table_row(cell, cell.leads[OURS].best_baseline) for cell in cells]
     assert "\n".join(rows) in PAGE
@@ -124,7 +124,7 @@ def percent(run):
 
 @pytest.mark.parametrize("study", OTHER_STUDIES, ids=lambda study: study.name)
 def test_tables_are_what_the_command_writes(study):
-    text = (ROOT / f"docs/table-{study.name}.md").read_text("utf-8")
+    text = (ROOT / f"docs/evidence/table-{study.name}.md").read_text("utf-8")
     assert text == study.to_markdown(ROOT / "results")
     (count,) = re.findall(r"(\d+ of \d+) comparisons have run", text)
     assert f"{study.name}`, {count} comparisons" in SECTION

@@ -106,7 +106,7 @@ def test_published_results_are_of_the_recipes_as_they_are_now():
 
 
 def test_the_page_tells_how_long_quick_starts_train():
-    page = (DOCS / "results.md").read_text("utf-8")
+    page = (DOCS / "evidence" / "results.md").read_text("utf-8")
     rows = re.findall(r"`nsim train ?([\w-]*)` \|.*, (\d+) steps of (\d+) \|", page)
     assert len(rows) == 2
     for name, *told in rows:
@@ -115,7 +115,7 @@ def test_the_page_tells_how_long_quick_starts_train():
 
 
 def test_the_page_tells_the_schedules_of_the_paper_and_of_the_released_code():
-    page = (DOCS / "reproduction.md").read_text("utf-8")
+    page = (DOCS / "evidence" / "reproduction.md").read_text("utf-8")
     (row,) = re.findall(r"\| updates \| (.*) \| (.*) \| `steps`, `drops` \|", page)
     for text, name in zip(row, ("cifar10-cnn", "cifar10-cnn@released"), strict=True):
         recipe = RECIPES[name]

@@ -1,4 +1,4 @@
-"""Counts of the campaign, which docs/reliability.md shows."""
+"""Counts of the campaign, which docs/evidence/reliability.md shows."""
 
 import json
 from pathlib import Path

@@ -106,8 +106,8 @@ def test_compilation(x, tmp_path):
 
 @pytest.mark.long
 def test_a_converted_network_under_a_name_of_timm(monkeypatch):
-    """The three lines of docs/how-to.md."""
-    page = (Path(__file__).parents[2] / "docs/how-to.md").read_text("utf-8")
+    """The three lines of docs/how-to/timm.md."""
+    page = (Path(__file__).parents[2] / "docs/how-to/timm.md").read_text("utf-8")
     (block,) = re.findall(r"```py\n(@timm.*?)```", page, re.DOTALL)
     place = types.ModuleType("mine")
     monkeypatch.setitem(sys.modules, "mine", place)  # timm looks the function's module up.

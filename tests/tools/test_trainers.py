@@ -125,10 +125,10 @@ def test_lightning(backbone, x, tmp_path):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_the_adapter_of_an_average(backbone, x, tmp_path, monkeypatch):
-    """The lines of docs/how-to.md, with Lightning's average and timm's."""
+    """The lines of docs/how-to/lightning.md, with Lightning's average and timm's."""
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     timm, lightning = pytest.importorskip("timm"), pytest.importorskip("lightning")
-    page = (Path(__file__).parents[2] / "docs/how-to.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/how-to/lightning.md").read_text("utf-8")
     (block,) = re.findall(r"```py\n(learned = .*?)```", page, re.DOTALL)
 
     class Adapted(lightning.LightningModule):
@@ -172,9 +172,9 @@ def test_the_adapter_of_an_average(backbone, x, tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_averages_a_frozen_network(backbone, x, tmp_path):
-    """The callback of docs/how-to.md."""
+    """The callback of docs/how-to/lightning.md."""
     lightning = pytest.importorskip("lightning")
-    page = (Path(__file__).parents[2] / "docs/how-to.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/how-to/lightning.md").read_text("utf-8")
     (block,) = re.findall(r"```py\n(class FrozenAverage.*?)```", page, re.DOTALL)
     names = {"lightning": lightning}
     exec(block, names)
@@ -205,9 +205,9 @@ def test_lightning_averages_a_frozen_network(backbone, x, tmp_path):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_m_first_then_all(backbone):
-    """The callback of docs/how-to.md."""
+    """The callback of docs/how-to/lightning.md."""
     lightning = pytest.importorskip("lightning")
-    page = (Path(__file__).parents[2] / "docs/how-to.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/how-to/lightning.md").read_text("utf-8")
     (block,) = re.findall(r"```py\n(class MThenAll.*?)```", page, re.DOTALL)
     names = {"lightning": lightning, "ns": ns}
     exec(block.replace('"classifier"', '"6"'), names)

@@ -131,8 +131,8 @@ class SphereNet(TwoLayers):
 
     With `normalize="input"` it divides by the norm, as in the paper. The functions are the same,
     but the kernel is √N times larger, and gradient descent at the same rate moves it N times less,
-    relative to its size. On CIFAR-10 it hardly learned in 8,000 updates (docs/results.md). It
-    starts at standard deviation √2, which is He's for patches of norm 1.
+    relative to its size. On CIFAR-10 it hardly learned in 8,000 updates
+    (docs/evidence/results.md). It starts at standard deviation √2, He's for patches of norm 1.
 
     The released code does so with batch normalisation after both convolutions of its diagonal
     predictor (`batch_norm=True`), starting at 0.1 and 0.001 of He's (`scales=(0.1, 0.001)`), and

@@ -93,7 +93,7 @@ def print_study(name: str, args: Sequence[str]) -> int:
     """Print what has run of a study, or write it as Markdown, the map with a picture."""
     description = (
         f"{(STUDIES | PAGES)[name][0]}: show what has run.\n\nexample:\n"
-        f"  nsim table {name} --out docs/table-{name}.md"
+        f"  nsim table {name} --out docs/evidence/table-{name}.md"
     )
     options = parse_options(StudyTableOptions, args, prog="nsim table", description=description)
     if name in PAGES:

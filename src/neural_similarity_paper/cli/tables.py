@@ -195,7 +195,7 @@ def table(args: Sequence[str]) -> int:
     description = (
         "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"
         "  nsim table 4\n"
-        "  nsim table 4 --budget 0.125 --out docs/table-4.md"
+        "  nsim table 4 --budget 0.125 --out docs/evidence/table-4.md"
     )
     options = parse_options(
         ShowOptions, args, prog="nsim table", description=description, flags=True

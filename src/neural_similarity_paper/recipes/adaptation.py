@@ -77,8 +77,8 @@ WAYS |= {
 }
 """A row's label and what it trains beside a new head; a table's first way is its baseline."""
 
-# The best in docs/results-adaptation.md on held-out training images at seed 0, or another group's
-# where the page says so.
+# The best in docs/evidence/results-adaptation.md on held-out training images at seed 0, or
+# another group's where the page says so.
 _RATES = """\
 way             signs       signs-lite0 flowers     noise-25    noise-50    rotation-30 rotation-90
 nothing         -           -           -           1.0         1.0         1.0         1.0

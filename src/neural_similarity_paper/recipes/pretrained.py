@@ -2,7 +2,7 @@
 
 The paper gives no schedule. Both stages after the plain training have half its updates and a
 tenfold drop in the middle. Static M trains at the best of several rates on 5,000 held-out training
-images (docs/results.md), dynamic M at the same rate, which was not tuned. Everything together
+images (docs/evidence/results.md), dynamic M at the same rate, not tuned. Everything together
 trains at the rate of the plain schedule after its first drop. The control trains the plain network
 on for as many updates as both stages have.
 """

@@ -62,7 +62,7 @@ DESCRIBED = (
 NOTE = (
     "Test error in %, ± its standard deviation over seeds; differences in points with 95 % "
     "intervals over seeds, drawn for each arm, and test images. The design was written before the "
-    "first run: [evidence/end.md](evidence/end.md). Peak learning rate and decay of each arm were "
+    "first run ([the design](end.md)). Peak learning rate and decay of each arm were "
     "chosen on held-out training images."
 )
 

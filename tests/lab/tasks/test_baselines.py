@@ -88,7 +88,7 @@ def test_merged_outputs_are_those_of_the_baseline(baseline):
 
 @pytest.mark.parametrize(("norm", "learns"), [("eval", True), ("train", False)])
 def test_batch_statistics_undo_ssf(norm, learns):
-    """docs/results-adaptation.md: it has no row with running statistics that follow."""
+    """docs/evidence/results-adaptation.md: it has no row with running statistics that follow."""
     torch.manual_seed(0)
     recipe = AdaptationRecipe(baseline="ssf", train="baseline", similarity=None, norm=norm)
     network = adapt_network(ns.models.resnet20(num_classes=3), recipe).double().train()
@@ -174,7 +174,7 @@ def test_lora_of_grouped_convolutions_is_refused():
 
 
 def test_k_filter_atoms_are_static_full_m():
-    """docs/baselines.md: fifty steps of gradient descent with momentum give the same kernels."""
+    """docs/reference/baselines.md: fifty steps of descent with momentum give the same kernels."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 5, (3, 2)), nn.ReLU(), nn.Conv2d(5, 4, (2, 3))).double()
     m = ns.freeze_backbone(ns.convert(plain, "static-full"))
@@ -313,7 +313,7 @@ def test_film_without_its_layers_is_refused(network, where, message):
 
 
 def test_every_baseline_is_on_the_page_with_its_number_of_parameters():
-    page = (Path(__file__).parents[3] / "docs/baselines.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/reference/baselines.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,]+) \|", page, re.M))
     assert set(rows) == set(get_args(Baseline)) - {"none"}
     for name, kind in LAYER_BASELINES.items():

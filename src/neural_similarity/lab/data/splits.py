@@ -62,7 +62,7 @@ def _find_mini_imagenet(folder: Path) -> ClassFiles:
         raise FileNotFoundError(
             f"{place} {'lacks its parts' if place.is_dir() else 'is missing'}; it must hold "
             "images/ with train.csv, val.csv and test.csv, or one of the public sets of pickles, "
-            "or folders train, val and test of class folders (docs/few-shot.md)"
+            "or folders train, val and test of class folders (docs/evidence/few-shot.md)"
         )
     return found
 

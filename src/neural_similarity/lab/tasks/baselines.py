@@ -1,4 +1,4 @@
-"""Other parameter-efficient adapters of pretrained networks; docs/baselines.md lists them."""
+"""Other parameter-efficient adapters: docs/reference/baselines.md lists them."""
 
 import re
 from collections.abc import Mapping
