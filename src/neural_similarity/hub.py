@@ -13,7 +13,7 @@ from neural_similarity.conversion import (
     save_adapter,
     similarities_of,
 )
-from neural_similarity.conversion.pretrained import ADAPTER as ADAPTER
+from neural_similarity.conversion.adapter_saving import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build
 from neural_similarity.nn import Similarity, SimilarityName, format_similarity

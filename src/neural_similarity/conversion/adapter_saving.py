@@ -1,26 +1,45 @@
-"""Saving what a network learned."""
+"""Saving what a network learned: by `save_adapter`, or beside a `save_pretrained`."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
-from neural_similarity.conversion.adapter_file import AdapterFile, state_digests, write_adapter_file
-from neural_similarity.conversion.adapter_values import check_finite, exact_cast
-from neural_similarity.conversion.backbone_state import is_frozen, is_trained, may_have_moved
+from neural_similarity.conversion.adapter_file import (
+    AdapterFile,
+    build_on_meta,
+    check_finite,
+    exact_cast,
+    without_keys,
+    write_adapter_file,
+)
+from neural_similarity.conversion.backbone_state import (
+    is_frozen,
+    is_trained,
+    may_have_moved,
+    state_digests,
+)
 from neural_similarity.conversion.freezing import similarities_of
-from neural_similarity.conversion.where import Parts, select_tensors
-from neural_similarity.conversion.wrappers import plain_modules, plain_state, unwrap_model
+from neural_similarity.conversion.where import (
+    Parts,
+    plain_modules,
+    plain_state,
+    select_tensors,
+    unwrap_model,
+)
+from neural_similarity.files import remove_file
 from neural_similarity.nn import Similarity, SimilarityLayer, format_similarity
-from neural_similarity.nn.layer import become_ours, has_similarity
+from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module
-from neural_similarity.nn.text import required_similarity
 
 File = str | Path
 log = logging.getLogger(__name__)
+ADAPTER = "adapter.safetensors"
+_METHOD = "save_pretrained"
 _ADVICE = {
     "convert": "ns.freeze_backbone before training says what trains, and all else is the backbone",
     "freeze_backbone": "ns.freeze_backbone again makes them the backbone, as they are now",
@@ -89,12 +108,6 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
     similarities = similarities_of(model)
     own = tuple(f"{name}." for name, part in plain_modules(model).items() if part in similarities)
     return {key: tensor for key, tensor in plain_state(model).items() if key.startswith(own)}
-
-
-def without_keys(state: Mapping[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
-    """A state without some of its tensors, under any of their names."""
-    gone = {id(state[key]) for key in keys if key in state}
-    return {key: tensor for key, tensor in state.items() if id(tensor) not in gone}
 
 
 def _trained_state(model: nn.Module) -> dict[str, Tensor]:
@@ -169,11 +182,41 @@ def _similarity_spec(layer: SimilarityLayer) -> Similarity:
     return spec
 
 
-def build_on_meta(layer: nn.Module, text: str) -> nn.Module:
-    """A layer's similarity on the meta device, so that no file can make it allocate memory."""
-    kind = type(layer)
-    try:
-        with torch.device("meta"):
-            return cast(nn.Module, become_ours(layer).build_similarity(required_similarity(text)))
-    finally:
-        layer.__class__ = kind
+def save_both(model: nn.Module) -> None:
+    """Let `save_pretrained` of a network and of its parts write an adapter, too.
+
+    That of transformers and diffusers is meant. Their `from_pretrained` builds the plain network
+    and drops the tensors of M; a strict one refuses them. Refusing to save would end a Trainer's
+    run at its first checkpoint. So the same files are written as before, and beside them an adapter
+    for the network that `from_pretrained` returns.
+    """
+    for module in model.modules():
+        if callable(getattr(type(module), _METHOD, None)):
+            setattr(module, _METHOD, partial(_save_pretrained, module))
+
+
+def restore_saving(model: nn.Module) -> None:
+    """Undo `save_both`."""
+    for module in model.modules():
+        vars(module).pop(_METHOD, None)
+
+
+def _save_pretrained(
+    model: Any, save_directory: str | PathLike[str], *args: Any, **options: Any
+) -> Any:
+    result = type(model).save_pretrained(model, save_directory, *args, **options)
+    writes = args[0] if args else options.get("is_main_process", True)
+    if (kept := learned_state(model)) and writes:
+        file = Path(save_directory, ADAPTER)
+        try:
+            write_adapter(model, file, kept)
+        except ValueError as error:  # The weights are written: better no adapter than no run.
+            remove_file(file)  # An earlier one would put an older M on these weights.
+            log.warning("%s has M in its weights alone: %s", save_directory, error)
+        else:
+            log.warning(
+                "from_pretrained(%r) drops M, or refuses its tensors unless strict=False; "
+                "ns.load_adapter(of that, %r) puts it back. ns.fold before saving needs neither",
+                str(save_directory), str(file),
+            )  # fmt: skip
+    return result

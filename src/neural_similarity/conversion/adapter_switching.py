@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.choices import require_flag
-from neural_similarity.conversion.adapter_loading import Adapter, adapter_of
-from neural_similarity.conversion.adapter_saving import File
+from neural_similarity.conversion.adapter_file import Adapter, adapter_of
+from neural_similarity.conversion.adapter_saving import File, restore_saving, save_both
 from neural_similarity.conversion.backbone_state import (
     States,
     forget_states,
@@ -20,11 +20,9 @@ from neural_similarity.conversion.backbone_state import (
     take_states,
 )
 from neural_similarity.conversion.freezing import AnyNetwork, similarities_of
-from neural_similarity.conversion.pretrained import restore_saving, save_both
-from neural_similarity.conversion.rollback import whole_or_nothing
-from neural_similarity.conversion.surgery import copy_in_modes
-from neural_similarity.conversion.tables import PrintedTable
-from neural_similarity.conversion.wrappers import plain_modules
+from neural_similarity.conversion.planning import PrintedTable
+from neural_similarity.conversion.surgery import copy_in_modes, whole_or_nothing
+from neural_similarity.conversion.where import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer
 from neural_similarity.nn.layer import become_ours, has_similarity
 from neural_similarity.nn.modes import check_module

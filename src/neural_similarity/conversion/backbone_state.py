@@ -4,13 +4,14 @@ It is a plain attribute, so that copies and pickles have it and state dicts do n
 the digests of its own tensors only, so that a network may be wrapped, or used in parts.
 """
 
-from collections.abc import Collection, Iterator
+import ctypes
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-from neural_similarity.conversion.adapter_file import tensor_digest
 
 _ATTRIBUTE = "_backbone_state"
 Digest = tuple[torch.dtype, bytes] | None
@@ -176,3 +177,54 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def _state_of(module: nn.Module) -> BackboneState:
     return vars(module).get(_ATTRIBUTE) or BackboneState({})
+
+
+def state_digests(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """SHA-256 of the names, shapes and types of tensors, of parameters and of buffers.
+
+    `num_batches_tracked` is left out, as nothing depends on it.
+    """
+    tensors = _digested(state).values()
+    parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+    buffers = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
+    return {
+        "names": names_digest(state),
+        "parameters": _digest_tensors(parameters),
+        "buffers": _digest_tensors(buffers),
+    }
+
+
+def names_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names, shapes and types of tensors."""
+    names = [[key, str(t.dtype), list(t.shape)] for key, t in _digested(state).items()]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+
+
+def _digested(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: state[key] for key in sorted(state) if not key.endswith("num_batches_tracked")}
+
+
+def _digest_tensors(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        if tensor.is_meta:
+            raise ValueError("the network must hold its weights, got some on the meta device")
+        _hash(digest, tensor)
+    return digest.hexdigest()
+
+
+def tensor_digest(tensor: Tensor) -> bytes | None:
+    """SHA-256 of the bytes of a tensor, None if this process does not hold them."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.is_meta or tensor.is_quantized:
+        return None
+    digest = hashlib.sha256()
+    _hash(digest, tensor)
+    return digest.digest()
+
+
+def _hash(digest: "hashlib._Hash", tensor: Tensor) -> None:
+    """Add the bytes of a tensor to a digest, without a further copy."""
+    whole = tensor.detach().cpu().contiguous()
+    if whole.nbytes:
+        digest.update((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()))

@@ -14,8 +14,7 @@ from neural_similarity.conversion.backbone_state import (
     mark_trained,
     mark_unfrozen,
 )
-from neural_similarity.conversion.where import Parts, select_tensors
-from neural_similarity.conversion.wrappers import plain_modules
+from neural_similarity.conversion.where import Parts, plain_modules, select_tensors
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module

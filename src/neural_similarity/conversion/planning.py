@@ -1,6 +1,7 @@
 """Which layers of a network get a similarity, and why others do not."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from neural_similarity.conversion.freezing import similarities_of
-from neural_similarity.conversion.tables import PrintedTable
 from neural_similarity.conversion.where import (
     Choice,
     Where,
@@ -19,8 +19,8 @@ from neural_similarity.conversion.where import (
     is_chosen,
     is_glob,
     matches_glob,
+    plain_modules,
 )
-from neural_similarity.conversion.wrappers import plain_modules
 from neural_similarity.nn import Dynamic, Geometry, sharing
 from neural_similarity.nn.layer import (
     LAYER_CLASSES,
@@ -37,6 +37,41 @@ from neural_similarity.nn.recurrent import lstm_geometries
 from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
 from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.text import Similarity, SimilarityName, required_similarity
+
+TextRows = Sequence[Sequence[str]]
+_NUMBERS = ("layers", "scalars", "kB")
+"""Heads of columns that are set to the right."""
+
+
+class PrintedTable:
+    """The base of what prints as a table, in notebooks as one of HTML."""
+
+    def table_rows(self) -> TextRows:
+        """The head and the rows."""
+        raise NotImplementedError
+
+    def table_summary(self) -> str:
+        """The line below."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        rows = self.table_rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        right = [head in _NUMBERS for head in rows[0]]
+        lines = ["  ".join(map(_padded, row, widths, right)).rstrip() for row in rows]
+        return "\n".join([*lines, self.table_summary()])
+
+    def _repr_html_(self) -> str:
+        """The table for notebooks."""
+        head, *rows = ["".join(f"<td>{escape(cell)}</td>" for cell in r) for r in self.table_rows()]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        head = f"<thead><tr>{head.replace('td>', 'th>')}</tr></thead>"
+        return f"<table>{head}<tbody>{body}</tbody></table><p>{escape(self.table_summary())}</p>"
+
+
+def _padded(cell: str, width: int, right: bool) -> str:
+    return cell.rjust(width) if right else cell.ljust(width)
+
 
 _INSIDE = "is part of a similarity"
 _PARALLEL = "is in DistributedDataParallel, which knows its parameters already; convert it before"

@@ -1,26 +1,121 @@
-"""Putting similarities into a network, taking them out, folding them."""
+"""Putting similarities into a network, taking them out, folding them; comparing two networks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from neural_similarity.choices import require_flag
+from neural_similarity.conversion.adapter_saving import restore_saving, save_both
 from neural_similarity.conversion.backbone_state import forget_states, remember_state
 from neural_similarity.conversion.freezing import AnyNetwork, remove_norm_hooks, similarities_of
 from neural_similarity.conversion.planning import check_plan, identity_start, make_plan
-from neural_similarity.conversion.pretrained import restore_saving, save_both
-from neural_similarity.conversion.rollback import whole_or_nothing
-from neural_similarity.conversion.where import Where, choice_of
-from neural_similarity.conversion.wrappers import plain_modules
+from neural_similarity.conversion.where import Where, choice_of, plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer, sharing
 from neural_similarity.nn.layer import equip_layer, is_dynamic
-from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.modes import check_module, evaluation_mode
 from neural_similarity.nn.own_forward import settle_weights
 from neural_similarity.nn.text import Similarity, SimilarityName
+from neural_similarity.ops import require_tensors
+
+
+@contextmanager
+def whole_or_nothing(model: nn.Module) -> Iterator[None]:
+    """Restore class and attributes of every module if the block fails or is interrupted.
+
+    Tensors are put back as the objects that they were, with their `requires_grad`; the block may
+    not write into them.
+    """
+    before = [(module, type(module), _attributes(module)) for module in model.modules()]
+    learned = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    except BaseException:
+        for module, kind, attributes in before:
+            module.__class__ = kind
+            vars(module).clear()
+            for name, (value, items) in attributes.items():
+                if items is not None:  # The dict stays the same: handles of hooks refer to it.
+                    value.clear()
+                    value.update(items)
+                vars(module)[name] = value
+        for parameter, requires_grad in learned:
+            parameter.requires_grad = requires_grad
+        raise
+
+
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, dict[Any, Any] | None]]:
+    """The attributes of a module, and the items of those that are dicts (parameters, hooks)."""
+    return {
+        name: (value, dict(value) if isinstance(value, dict) else None)
+        for name, value in vars(module).items()
+    }
+
+
+@torch.no_grad()
+def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float:
+    """Largest absolute difference between two networks' outputs on `example`, in evaluation mode.
+
+    Outputs are tensors, or mappings and sequences of tensors; None in these is skipped, and
+    mappings are compared key by key. Equal infinite values do not differ. Modes are restored
+    afterwards.
+
+    Raises:
+        ValueError: the outputs are something else, or not of the same shapes or keys.
+    """
+    for name, network in (("model", model), ("other", other)):
+        check_module(network, name)
+    require_tensors(example=example)
+    with evaluation_mode(model, other):
+        outputs = [network(example) for network in (model, other)]
+    _check_keys(*outputs)
+    ours, theirs = (list(_output_tensors(output)) for output in outputs)
+    shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (ours, theirs)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"`model` and `other` must have outputs of the same shapes, got {shapes}")
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.numel()]
+    largest = [_largest_difference(_double_on_host(a), _double_on_host(b)) for a, b in pairs]
+    return torch.stack(largest).max().item() if largest else 0.0
+
+
+def _double_on_host(output: Tensor) -> Tensor:
+    """A tensor on the host, in double precision, complex or not."""
+    return output.cpu().to(torch.promote_types(output.dtype, torch.float64))
+
+
+def _largest_difference(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs().where(a != b, 0).max()
+
+
+def _check_keys(ours: Any, theirs: Any) -> None:
+    if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
+        return
+    if ours.keys() != theirs.keys():
+        raise ValueError(
+            "`model` and `other` must have outputs of the same keys, got "
+            f"{list(ours)} and {list(theirs)}"
+        )
+
+
+def _output_tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors of an output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from _output_tensors([output[key] for key in sorted(output, key=str)])
+    elif isinstance(output, list | tuple):
+        for part in output:
+            if part is not None:
+                yield from _output_tensors(part)
+    else:
+        raise ValueError(
+            f"`model` and `other` must output tensors, or mappings and sequences of them, got "
+            f"{type(output).__name__}"
+        )
+
 
 OnDynamic = Literal["error", "keep"]
 

@@ -12,10 +12,10 @@ from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from neural_similarity.conversion import freeze_backbone, save_adapter
-from neural_similarity.conversion.adapter_loading import Adapter, adapter_of
+from neural_similarity.conversion.adapter_file import Adapter, adapter_of
 from neural_similarity.conversion.adapter_saving import File
-from neural_similarity.conversion.rollback import whole_or_nothing
-from neural_similarity.conversion.wrappers import (
+from neural_similarity.conversion.surgery import whole_or_nothing
+from neural_similarity.conversion.where import (
     plain_modules,
     plain_name,
     plain_state,

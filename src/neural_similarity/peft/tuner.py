@@ -15,11 +15,11 @@ from peft.utils import ModulesToSaveWrapper, register_peft_method
 from peft.utils.integrations import skip_init_on_device
 from torch import nn
 
-from neural_similarity.conversion.adapter_values import check_finite
+from neural_similarity.conversion.adapter_file import check_finite
 from neural_similarity.conversion.freezing import hold_statistics, remove_norm_hooks
 from neural_similarity.conversion.planning import check_plan, make_plan
-from neural_similarity.conversion.rollback import whole_or_nothing
-from neural_similarity.conversion.wrappers import CHECKPOINTED, COMPILED, is_wrapper, plain_name
+from neural_similarity.conversion.surgery import whole_or_nothing
+from neural_similarity.conversion.where import CHECKPOINTED, COMPILED, is_wrapper, plain_name
 from neural_similarity.nn import Similarity, StaticSimilarity, sharing
 from neural_similarity.nn.layer import LAYER_CLASSES, has_similarity
 from neural_similarity.nn.own_forward import computes_kernel
