@@ -23,11 +23,13 @@ from neural_similarity_paper.studies.adapt_runs import ReportLine, run_map
 from neural_similarity_paper.studies.adapt_unlabelled import KNOWN_CHANGES, STREAM
 from neural_similarity_paper.studies.end_report import end_to_markdown
 from neural_similarity_paper.studies.end_search import END_SEARCH, run_search
+from neural_similarity_paper.studies.restore import RESTORE, restore_to_markdown, run_restore
 
 OTHER_STUDIES = (CONTINUAL, STREAM, KNOWN_CHANGES)
 STUDIES: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
     MAP_FOLDER: ("Where M wins: a map of adaptation", run_map),
     **{study.name: (study.title, study.run) for study in OTHER_STUDIES},
+    RESTORE: ("Deblurring: other cameras", run_restore),
     **{
         f"{END_SEARCH}-{arm}": (f"Learning rate and decay of {arm}", partial(run_search, arm))
         for arm in ARMS
@@ -37,6 +39,7 @@ STUDIES: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
 PAGES: dict[str, tuple[str, Callable[[Path], str]]] = {
     **{study.name: (study.title, study.to_markdown) for study in OTHER_STUDIES},
     "end": ("Trained to the end", end_to_markdown),
+    RESTORE: ("Deblurring: other cameras", restore_to_markdown),
 }
 """Titles, and the texts of what has run, of studies without a picture."""
 

@@ -39,8 +39,8 @@ class TableOptions:
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
     costs, light, rivals, sharing, shapes, bounds, pretrained, adapt, adapt-flowers and adapt-cifar;
     1-cifar100 and so on for rows on CIFAR-100, 5-mini100 and response-mini100 on Mini-ImageNet; 6
-    is few-shot learning; adapt-map, adapt-continual, adapt-stream and
-    adapt-known have options of their own."""
+    is few-shot learning; adapt-map, adapt-continual, adapt-stream,
+    adapt-known and adapt-restore have options of their own."""
     variant: Literal["paper", "released"] = "paper"
     """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
     results: Path = RESULTS

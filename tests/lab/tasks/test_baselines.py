@@ -50,7 +50,7 @@ KERNELS = {
 BASELINES = [
     pytest.param(name, marks=pytest.mark.long if name == "lora" else ()) for name in KERNELS
 ]
-OTHERS = ["conv-adapter", "turn"]
+OTHERS = ["conv-adapter", "adafm", "turn"]
 """Baselines of convolutions that do not merge into kernels."""
 
 
@@ -121,7 +121,7 @@ class Padded(nn.Conv2d):
         return super().forward(nn.functional.pad(input, (0, 1, 0, 1)))
 
 
-@pytest.mark.parametrize("baseline", [*BASELINES, "conv-adapter"])
+@pytest.mark.parametrize("baseline", [*BASELINES, "conv-adapter", "adafm"])
 def test_layers_are_those_that_a_conversion_would_take(baseline):
     """A subclass keeps its forward pass, and `where` chooses among the others."""
     network = nn.Sequential(Padded(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).eval()
@@ -253,6 +253,19 @@ def test_masks_keep_weights_whose_scores_exceed_the_threshold():
     wanted = torch.randn_like(kernel)
     kernel.backward(wanted)
     torch.testing.assert_close(layer.scores.grad, wanted * layer.weight.detach())
+
+
+def test_feature_modulation_filters_what_a_convolution_gives():
+    layer = nn.Conv2d(3, 6, 3, stride=2, padding=1).double()
+    x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    y = layer(x)
+    assert with_baseline(nn.Sequential(layer), "adafm") == ["0.filter", "0.shift"]
+    assert torch.equal(layer(x), y)
+    torch.nn.init.normal_(layer.filter)
+    torch.nn.init.normal_(layer.shift)
+    patches = nn.functional.unfold(y, 3, padding=1).view(2, 6, 9, *y.shape[2:])
+    filtered = torch.einsum("nokyx,ok->noyx", patches, layer.filter.flatten(1))
+    torch.testing.assert_close(layer(x), y + filtered + layer.shift[:, None, None])
 
 
 def test_conv_adapters_stand_beside_their_convolutions():

@@ -12,6 +12,7 @@ from neural_similarity.choices import import_optional, require_installed
 from neural_similarity.conversion import plan
 from neural_similarity.lab.tasks.tuned import (
     ConvAdapter,
+    FeatureModulation,
     Film,
     FilterAtoms,
     LoraC,
@@ -29,7 +30,7 @@ from neural_similarity.nn import Conv2d, Diagonal, Static
 
 Baseline = Literal[
     "none", "ssf", "film", "lora", "lora-c", "lora-c4", "oft", "atoms", "residual",
-    "residual-vector", "conv-adapter", "piggyback", "turn",
+    "residual-vector", "conv-adapter", "adafm", "piggyback", "turn",
 ]  # fmt: skip
 RANK = 1
 """The rank of LoRA, the least: 6,331 parameters for ResNet-20; full M in every layer has 1,539."""
@@ -44,6 +45,7 @@ LAYER_BASELINES: dict[str, type[TunedLayer]] = {
     "residual": ResidualAdapter,
     "residual-vector": ResidualVector,
     "conv-adapter": ConvAdapter,
+    "adafm": FeatureModulation,
     "piggyback": Piggyback,
     "turn": TurnedInput,
 }

@@ -229,6 +229,24 @@ class ConvAdapter(TunedLayer, nn.Conv2d):
         return super().forward(input) + self.gain * change
 
 
+class FeatureModulation(TunedLayer, nn.Conv2d):
+    """y + f * y + c with y = W * x + b, f (O, 1, 3, 3) depthwise: AdaFM (arXiv:1904.08118).
+
+    Starts at f = 0, c = 0. At the border f sees zeros around y, so that no kernel computes the same
+    and it cannot be merged. Parameters: 10 O. Code: https://github.com/hejingwenhejingwen/AdaFM
+    """
+
+    PARTS = ("filter", "shift")
+
+    def add_parameters(self) -> None:
+        self.filter = nn.Parameter(self.weight.new_zeros(self.out_channels, 1, 3, 3))
+        self.shift = nn.Parameter(self.weight.new_zeros(self.out_channels))
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        return y + F.conv2d(y, self.filter, self.shift, padding=1, groups=self.out_channels)
+
+
 class Film(TunedLayer, nn.BatchNorm2d):
     """s y + t of every normalised y, s and t of each channel: FiLM as in FiT (arXiv:2206.08671).
 

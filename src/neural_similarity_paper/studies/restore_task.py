@@ -1,0 +1,253 @@
+"""Deblurring: a small network, the cameras that it adapts to, and ways to adapt it.
+
+A sharp grey image x becomes k * x + n with a blur k and normal noise n. The network is trained for
+one camera, and adapts to others with pairs of a camera's image and the sharp one.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from neural_similarity.conversion import convert, freeze_backbone
+from neural_similarity.files import new_file
+from neural_similarity.lab.data import load_dataset
+from neural_similarity.lab.data.images import seeded_generator
+from neural_similarity.lab.data.splits import load_split
+from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
+from neural_similarity.nn import Affine, Full, Static
+
+NOISE = 2 / 255
+MARGIN = 6
+"""Pixels cut off at each border, where the blurs mix in what was mirrored there."""
+CROP, BATCH, STEPS = 40, 4, 100
+"""Side and number of the crops of a step, and steps of an adaptation."""
+PRETRAINING = {"batch": 8, "steps": 4_000, "rate": 2e-3}
+PARTS = {"train": 4_000, "draws": 400, "held_out": 64, "test": 100}
+"""Images that train the network, that adaptations draw from, and that rates and tables score."""
+
+
+class Camera(NamedTuple):
+    """How sharp images are observed."""
+
+    label: str
+    kernel: Tensor
+    noise: float = NOISE
+    pitch: float = 1.0
+    """Side of a pixel; 1 in training."""
+
+
+def motion_blur(length: float, degrees: float = 0.0) -> Tensor:
+    """(k, k), a line of this length at this angle, turned to the left, spread bilinearly."""
+    places = torch.linspace(-0.5, 0.5, 64 * math.ceil(length)) * (length - 1)
+    radius = math.ceil((length - 1) / 2)
+    grid = torch.arange(-radius, radius + 1.0)[:, None]
+    angle = math.radians(degrees)
+    columns = (1 - (grid - places * math.cos(angle)).abs()).relu()
+    rows = (1 - (grid + places * math.sin(angle)).abs()).relu()
+    return rows @ columns.T / len(places)
+
+
+def gaussian_blur(deviation: float) -> Tensor:
+    """(k, k), cut off at three deviations."""
+    radius = math.ceil(3 * deviation)
+    line = torch.exp(-0.5 * (torch.arange(-radius, radius + 1) / deviation) ** 2)
+    return line[:, None] * line / line.sum() ** 2
+
+
+def disk_blur(radius: float) -> Tensor:
+    """(k, k), a disk out of focus, its edge softened over a pixel."""
+    line = torch.arange(-math.ceil(radius), math.ceil(radius) + 1.0)
+    inside = (radius + 0.5 - torch.hypot(line[:, None], line)).clamp(0, 1)
+    return inside / inside.sum()
+
+
+TRAINED_FOR = Camera("motion of 7 pixels, as trained for", motion_blur(7))
+CAMERAS = {
+    "turned-35": Camera("motion turned by 35°", motion_blur(7, 35)),
+    "turned-90": Camera("motion turned by 90°", motion_blur(7, 90)),
+    "gaussian-1.5": Camera("Gaussian of 1.5 pixels", gaussian_blur(1.5)),
+    "noise-8": Camera("noise of 8/255 instead of 2/255", motion_blur(7), noise=8 / 255),
+    "pitch-1.5": Camera("pixels of 1.5 times the side", motion_blur(7 / 1.5), pitch=1.5),
+    "motion-11": Camera("motion of 11 pixels", motion_blur(11)),
+    "disk-2.5": Camera("out of focus, radius 2.5", disk_blur(2.5)),
+}
+"""Cameras of the study, most telling ones first."""
+RATE_CAMERAS = {
+    "turned-60": Camera("motion turned by 60°", motion_blur(7, 60)),
+    "gaussian-1": Camera("Gaussian of 1 pixel", gaussian_blur(1.0)),
+    "noise-5": Camera("noise of 5/255", motion_blur(7), noise=5 / 255),
+}
+"""Cameras on which rates are chosen; none is of the study."""
+
+
+class Deblurring(nn.Module):
+    """x plus six 3x3 convolutions of it, with rectifiers between."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        sides = pairwise((1, *(width,) * 5, 1))
+        self.layers = nn.ModuleList(nn.Conv2d(*side, 3, padding=1) for side in sides)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sharp images (n, 1, h, w) of blurred ones."""
+        y = x
+        for layer in self.layers[:-1]:
+            y = layer(y).relu()
+        return x + self.layers[-1](y)
+
+
+class Pairs(NamedTuple):
+    """Images of a camera and sharp ones, both (n, 1, h, w) from 0 to 1."""
+
+    observed: Tensor
+    sharp: Tensor
+
+
+def load_sharp(dataset: str, data: Path) -> dict[str, Tensor]:
+    """Sharp grey images by part; classes of Mini-ImageNet's parts differ, images of CIFAR-10's."""
+    if dataset == "cifar10":
+        whole = load_dataset(dataset, root=data)
+        half = len(whole.train) // 2
+        pixels = *whole.train.head(2 * half).split(half), whole.test.head(len(whole.test))
+    else:
+        split = load_split(dataset, data)
+        pixels = split.train.pixels, split.val.pixels, split.test.pixels
+    counts = PARTS["train"], PARTS["draws"] + PARTS["held_out"], PARTS["test"]
+    train, others, test = (
+        _grey(part[torch.randperm(len(part), generator=seeded_generator("restore", at))[:count]])
+        for at, (part, count) in enumerate(zip(pixels, counts, strict=True))
+    )
+    draws, held_out = others[: PARTS["draws"]], others[PARTS["draws"] :]
+    return {"train": train, "draws": draws, "held_out": held_out, "test": test}
+
+
+def _grey(pixels: Tensor) -> Tensor:
+    return pixels.float().mean(1, keepdim=True) / 255
+
+
+def observe(sharp: Tensor, camera: Camera, *seeds: int) -> Pairs:
+    """Pairs of sharp images under a camera; `seeds` choose the noise."""
+    if camera.pitch != 1:
+        side = round(sharp.shape[-1] / camera.pitch)
+        sharp = F.interpolate(sharp, (side, side), mode="bilinear", antialias=True)
+    reach = camera.kernel.shape[0] // 2
+    blurred = F.conv2d(F.pad(sharp, (reach,) * 4, mode="reflect"), camera.kernel[None, None])
+    noise = torch.randn(blurred.shape, generator=seeded_generator("restore-noise", *seeds))
+    inner = ..., slice(MARGIN, -MARGIN), slice(MARGIN, -MARGIN)
+    return Pairs((blurred + camera.noise * noise)[inner], sharp[inner])
+
+
+def train_on(
+    network: nn.Module, pairs: Pairs, batch: int, steps: int, rate: float, seed: int
+) -> None:
+    """Train what requires gradients by the squared error: Adam, its rate falling to zero."""
+    optimizer = torch.optim.Adam([p for p in network.parameters() if p.requires_grad], rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+    for crops in _random_crops(pairs, batch, steps, seed):
+        loss = F.mse_loss(network(crops.observed), crops.sharp)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+def _random_crops(pairs: Pairs, batch: int, steps: int, seed: int) -> Iterator[Pairs]:
+    count, _, *sides = pairs.sharp.shape
+    crop, random = min(CROP, *sides), seeded_generator("restore-crops", seed)
+    for _ in range(steps):
+        places = [
+            torch.randint(0, limit, (batch,), generator=random).tolist()
+            for limit in (count, sides[0] - crop + 1, sides[1] - crop + 1)
+        ]
+        corners = list(zip(*places, strict=True))
+        cuts = [
+            torch.stack([part[at, :, y : y + crop, x : x + crop] for at, y, x in corners])
+            for part in pairs
+        ]
+        yield Pairs(*cuts)
+
+
+@torch.no_grad()
+def score_images(restored: Tensor, sharp: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of every image in dB, for a peak of 1."""
+    return -10 * (restored.clamp(0, 1) - sharp).square().mean((1, 2, 3)).log10()
+
+
+def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of all values."""
+    digest = hashlib.sha256()
+    for tensor in tensors.values():
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def trained_network(width: int, sharp: Mapping[str, Tensor], path: Path) -> Deblurring:
+    """The network that is adapted, from its file, or trained and written there."""
+    torch.manual_seed(0)
+    network = Deblurring(width)
+    if not path.exists():
+        train_on(network, observe(sharp["train"], TRAINED_FOR, 0), seed=0, **PRETRAINING)
+        with new_file(path) as file:
+            torch.save(network.state_dict(), file)
+    network.load_state_dict(torch.load(path, weights_only=True))
+    return network
+
+
+def _train_m(network: Deblurring, *others: str, shared: bool = False) -> None:
+    """Convert all layers to static full M, which trains with the parameters named."""
+    convert(network, Static(Full()), inplace=True)
+    if shared:
+        for layer in network.layers[1:]:
+            layer.similarity = network.layers[0].similarity
+    freeze_backbone(network, train=others)
+
+
+def _train_baseline(network: Deblurring, baseline: Baseline) -> None:
+    network.requires_grad_(False)
+    new = with_baseline(network, baseline)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(any(name.startswith(part) for part in new))
+
+
+def _train_last(network: Deblurring) -> None:
+    network.requires_grad_(False)
+    network.layers[-1].requires_grad_(True)
+
+
+@torch.no_grad()
+def turn_kernels(network: Deblurring, right_angles: int) -> None:
+    """Turn all kernels to the left by M, a permutation; nothing is trained."""
+    convert(network, Static(Affine("angle", tied=True)), inplace=True)
+    for parameter in freeze_backbone(network, train=()).parameters():
+        if parameter.requires_grad:
+            parameter.fill_(right_angles)
+    network.requires_grad_(False)
+
+
+def _leave(network: Deblurring) -> None:
+    network.requires_grad_(False)
+
+
+WAYS: Mapping[str, tuple[str, Callable[[Deblurring], None]]] = {
+    "m": ("static full M", _train_m),
+    "m-shared": ("one M for all layers", partial(_train_m, shared=True)),
+    "m-bias": ("M and biases", lambda network: _train_m(network, "layers.*.bias")),
+    "m-all": ("M and all weights", lambda network: _train_m(network, "layers.*")),
+    "all": ("all weights", lambda _: None),
+    "adafm": ("AdaFM", partial(_train_baseline, baseline="adafm")),
+    "lora": ("LoRA, rank 1", partial(_train_baseline, baseline="lora")),
+    "residual": ("TSA", partial(_train_baseline, baseline="residual")),
+    "ssf": ("scale and shift", partial(_train_baseline, baseline="ssf")),
+    "last": ("last layer", _train_last),
+    "nothing": ("as it is", _leave),
+    "turned": ("M from the known angle, untrained", partial(turn_kernels, right_angles=1)),
+}
+"""Labels, and what prepares a network; M comes first."""
