@@ -1,4 +1,4 @@
-"""Layers of other authors, from clones of their repositories or from libraries.
+"""Layers of other authors, from clones of their repositories or as the paper's house defines them.
 
 None of their code is here: `module_at` imports it by path. Settings are those of the authors' own
 networks for ImageNet.
@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.case import KERNEL, PADDING, TAPS
+from benchmarks.case import KERNEL, PADDING
+from neural_similarity_paper.rival_layers import CondConv2d, DeformableConv2d, RivalLayer
 
 WARM_UP = 100
 """Updates in which a temperature falls: a tenth of the shortest training, as the authors'."""
-EXPERTS = 4
-"""Kernels that an image mixes."""
 Widths = Sequence[tuple[int, int]]
 """Channels and filters of 3×3 convolutions."""
 
@@ -57,9 +56,9 @@ class Rival:
         return code / self.repository.partition("/")[2]
 
     def origin(self, code: Path) -> str:
-        """Repository and commit of the clone, or that it is a library's."""
+        """Repository and commit of the clone, or that the layer is defined here."""
         if not self.repository:
-            return "library"
+            return "this repository"
         command = ["git", "-C", str(self.folder(code)), "rev-parse", "HEAD"]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         return f"{self.repository} {found.stdout.strip() or 'without a commit'}"
@@ -149,38 +148,8 @@ class Annealed(nn.Module):
         return self.layer(x)
 
 
-class Routed(nn.Module):
-    """timm's CondConv2d with the routing of timm's EfficientNets."""
-
-    def __init__(self, channels: int, filters: int):
-        from timm.layers.cond_conv2d import CondConv2d
-
-        super().__init__()
-        self.layer = CondConv2d(channels, filters, KERNEL, padding=PADDING, num_experts=EXPERTS)
-        self.routing = nn.Linear(channels, EXPERTS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x, self.routing(x.mean((2, 3))).sigmoid())
-
-
-class Deformable(nn.Module):
-    """torchvision's modulated DeformConv2d with offsets and masks by a convolution from zero."""
-
-    def __init__(self, channels: int, filters: int):
-        from torchvision.ops import DeformConv2d
-
-        super().__init__()
-        self.predict = nn.Conv2d(channels, 3 * TAPS, KERNEL, padding=PADDING)
-        nn.init.zeros_(self.predict.weight)
-        self.layer = DeformConv2d(channels, filters, KERNEL, padding=PADDING, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        offset, mask = self.predict(x).float().split([2 * TAPS, TAPS], 1)
-        return self.layer(x.float(), offset, mask.sigmoid())  # It has no bfloat16 on a CPU.
-
-
-def _each(layer: Callable[[int, int], nn.Module], widths: Widths) -> list[nn.Module]:
-    return [layer(*pair) for pair in widths]
+def _each(layer: type[RivalLayer], widths: Widths) -> list[nn.Module]:
+    return [layer(*pair, KERNEL, padding=PADDING) for pair in widths]
 
 
 def _odconv(module: Any, widths: Widths, kernels: int) -> list[nn.Module]:
@@ -222,7 +191,7 @@ ODCONV = "OSVAI/ODConv", "modules/odconv.py"
 WAREHOUSE = "OSVAI/KernelWarehouse", "modules/kernel_warehouse.py"
 INVOLUTION = "d-li14/involution", "cls/mmcls/models/utils/involution_naive.py"
 RIVALS = {
-    "condconv-4": Rival(partial(_each, Routed)),
+    "condconv-4": Rival(partial(_each, CondConv2d)),
     "odconv-1": Rival(partial(_odconv, kernels=1), *ODCONV),
     "odconv-4": Rival(partial(_odconv, kernels=4), *ODCONV),
     "kernelwarehouse-1": Rival(partial(_kernel_warehouse, ratio=1), *WAREHOUSE),
@@ -230,7 +199,7 @@ RIVALS = {
     "fdconv": Rival(_fdconv, "Linwei-Chen/FDConv", "FDConv_detection/mmdet_custom/FDConv.py"),
     "involution-3": Rival(partial(_involution, kernel=3), *INVOLUTION),
     "involution-7": Rival(partial(_involution, kernel=7), *INVOLUTION),
-    "deformable": Rival(partial(_each, Deformable)),
+    "deformable": Rival(partial(_each, DeformableConv2d)),
 }
 """All of them by name."""
 

@@ -307,9 +307,6 @@ def test_a_file_of_another_size_is_refused(tmp_path):
         read_bytes(tmp_path / "file", size=4)
     with pytest.raises(ValueError, match="file must hold at most 4 bytes, got 5"):
         read_text(tmp_path / "file", most=4)
-
-
-def test_a_number_of_too_many_digits_names_the_file(tmp_path):
     (tmp_path / "file").write_text("9" * 5000)
     with pytest.raises(ValueError, match="file must be JSON, got Exceeds the limit"):
         read_json(tmp_path / "file")

@@ -1,9 +1,11 @@
 """The shipped laws, on everything that the library ships, and on structures that break them."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
+from moved import moved
 
 import neural_similarity as ns
 from neural_similarity import testing
@@ -91,6 +93,35 @@ def test_layers_are_finite_in_every_type_at_every_scale(predictor):
 def test_predictors_are_finite_in_every_type_at_every_scale(predictor, structure):
     for case in predicted(structure, predictor):
         assert testing.check("finite", case) is None, case
+
+
+def others():
+    """Layers of maps and of angles, for the laws of any layer."""
+    for name in ("static-full", "dynamic-diagonal"):
+        yield f"global {name}", partial(ns.GlobalSimilarity, 4, (4, 3), name)
+    for normalize in ("softmax", "none"):
+        yield f"attention {normalize}", partial(attention, normalize=normalize, fused=False)
+    yield "attention of spheres", partial(attention, convolution=ns.SphereConv2d, fused=False)
+    for options in ({}, {"angle": "linear"}, {"angle": "sigmoid", "learn_k": True}):
+        yield f"sphere {options}", partial(ns.SphereConv2d, 4, 6, 3, 2, 1, **options)
+    yield "sphere classifier", partial(ns.SphereLinear, 3, 5, normalize="both", scale=7.0)
+
+
+def attention(**options):
+    return moved(ns.SelfAttention(4, **options))
+
+
+@pytest.mark.parametrize("law", ["gradients", "vmap", "layouts", "copies", "seed"])
+@pytest.mark.parametrize(("name", "make"), [*others()])
+def test_layers_of_maps_and_of_angles(law, name, make):
+    hold(law, testing.Case(name, make, (2, 4, 4, 3), ns.Static()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("law", ["export", "compile"])
+@pytest.mark.parametrize(("name", "make"), [*others()])
+def test_programs_of_layers_of_maps_and_of_angles(law, name, make):
+    hold(law, testing.Case(name, make, (2, 4, 4, 3), ns.Static()))
 
 
 class Sign(torch.nn.Module):

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks import authors, networks, rivals
-from benchmarks.authors import RIVALS, Annealed, Deformable, Rival, Routed, module_at
-from benchmarks.case import seeded
+from benchmarks.authors import RIVALS, Annealed, Rival, module_at
 from benchmarks.rivals import RivalOptions, with_rival
 from neural_similarity.lab import session
 from neural_similarity.lab.errors import UsageError
@@ -155,13 +154,3 @@ def test_the_first_convolution_of_the_network_stays(tmp_path):
     assert asked == [(layer.in_channels, layer.out_channels) for layer in others]
     assert all(layer.bias is not None for layer in others)
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-
-
-@pytest.mark.parametrize("layer", [Routed, Deformable])
-def test_layers_of_libraries_compute_an_image_as_alone(layer):
-    with seeded():
-        module, x = layer(4, 6).eval(), torch.randn(3, 4, 5, 5)
-        nn.init.normal_(next(module.parameters()), std=0.1)
-    torch.testing.assert_close(module(x), rivals.alone(module, x))
-    assert module(x).shape == (3, 6, 5, 5)
-    assert not torch.allclose(module(2 * x), 2 * module(x))  # Its kernels depend on the image.

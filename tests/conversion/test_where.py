@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from moved import moved
+from refusals import refusals
 from torch import nn
 from torch.testing import assert_close
 
@@ -144,23 +145,14 @@ def test_layers_that_a_transformer_reads_are_refused():
         ns.convert(encoder, "static-full", where=names)
 
 
-@pytest.mark.parametrize(
-    ("layer", "similarity", "message"),
-    [
-        (nn.Linear(2, 2), "static-full", "name layers of other kinds in `where`"),
-        (nn.ReLU(), "static-full", "`model` must have a layer to convert .*no convolution"),
-        (nn.ConvTranspose2d(2, 2, 3), "static-full", "is a ConvTranspose2d; name it in `where`"),
-        (
-            nn.Conv2d(3, 3, 3),
-            ns.Static(ns.Unshared(ns.Full(), channels=5)),
-            "divide the 3 channels",
-        ),
-    ],
-    ids=str,
+BY_FIVES = ns.Static(ns.Unshared(ns.Full(), channels=5))
+test_nothing_to_convert_says_how_to = refusals(
+    (nn.Linear(2, 2), "static-full", "name layers of other kinds in `where`"),
+    (nn.ReLU(), "static-full", "`model` must have a layer to convert .*no convolution"),
+    (nn.ConvTranspose2d(2, 2, 3), "static-full", "is a ConvTranspose2d; name it in `where`"),
+    (nn.Conv2d(3, 3, 3), BY_FIVES, "divide the 3 channels"),
+    call=lambda layer, similarity: ns.convert(nn.Sequential(layer), similarity),
 )
-def test_nothing_to_convert_says_how_to(layer, similarity, message):
-    with pytest.raises(ValueError, match=message):
-        ns.convert(nn.Sequential(layer), similarity)
 
 
 NOT_IDENTITY = [

@@ -9,8 +9,8 @@ from torchvision.models import ResNet18_Weights, ResNet34_Weights, ResNet50_Weig
 
 import neural_similarity as ns
 from neural_similarity import models
-from neural_similarity.lab.tasks.rival_layers import RIVALS
 from neural_similarity.models import counts
+from neural_similarity_paper.rival_layers import RIVALS
 
 SIMILARITIES = list(ns.SIMILARITIES)
 TAKERS = [name for name in models.MODELS if name not in models.WITHOUT_SIMILARITY]

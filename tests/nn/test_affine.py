@@ -4,6 +4,7 @@ from math import cos, pi, sin
 
 import pytest
 import torch
+from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -124,16 +125,10 @@ def test_parts_are_in_one_order_and_texts_read_back():
     assert ns.nn.parse_similarity(text) == ns.Static(ns.Affine(("shear",)))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ns.Affine(()), "`parts` must be some of angle, scale, shear, shift, got"),
-        (lambda: ns.Affine("turn"), "`parts` must be some of"),
-        (lambda: ns.Affine(tied=1), "`tied` must be True or False"),
-        (lambda: ns.Dynamic(ns.Affine(tied=True)), "`structure` must not be for static M only"),
-        (lambda: ns.Linear(4, 4, similarity=ns.Static(ns.Affine())), r"two dimensions, .*\(4,\)"),
-    ],
+test_errors = refusals(
+    (lambda: ns.Affine(()), "`parts` must be some of angle, scale, shear, shift, got"),
+    (lambda: ns.Affine("turn"), "`parts` must be some of"),
+    (lambda: ns.Affine(tied=1), "`tied` must be True or False"),
+    (lambda: ns.Dynamic(ns.Affine(tied=True)), "`structure` must not be for static M only"),
+    (lambda: ns.Linear(4, 4, similarity=ns.Static(ns.Affine())), r"two dimensions, .*\(4,\)"),
 )
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from moved import moved
 from problems import PROBLEMS, ids
+from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -37,14 +38,6 @@ def layer_for(problem, similarity, **options):
 
 def plain_of(layer):
     return ns.unconvert(layer)
-
-
-@everywhere
-@named
-def test_starts_as_the_plain_layer(problem, similarity):
-    layer = layer_for(problem, similarity)
-    x, _ = problem.operands()
-    assert_close(layer(x), plain_of(layer)(x))
 
 
 @pytest.mark.parametrize("options", GEOMETRIES, ids=str)
@@ -142,39 +135,31 @@ def test_a_ready_module_serves_as_similarity():
     assert torch.equal(layer(x), -F.conv2d(x, layer.weight, layer.bias))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ns.Conv2d(4, 6, 3, similarity="static-ful"), "nearest: static-full"),
-        (lambda: ns.Conv2d(4, 6, 3, similarity=3), "`similarity` must be None, a name, .* got 3"),
-        (lambda: ns.Dynamic(init="zero"), "`init` must be one of identity, released, got 'zero'"),
-        (lambda: ns.Dynamic(ns.Full(residual=False)), '`init` "identity" needs a structure'),
-        (lambda: ns.Static("full"), r"`structure` must be a Structure such as .* got 'full'"),
-        (lambda: ns.Static(ns.Full), "`structure` must be a Structure .* got <class .*Full'>"),
-        (lambda: ns.Dynamic("full"), r"`structure` must be a Structure such as .* got 'full'"),
-        (lambda: ns.Dynamic(ns.Full), "`structure` must be a Structure .* got <class .*Full'>"),
-        (lambda: ns.Dynamic(predictor="spherenet"), "`predictor` must be .* got 'spherenet'"),
-        (lambda: ns.Dynamic(predictor=ns.SphereNet), "`predictor` must be a callable .* got <clas"),
-        (
-            lambda: ns.Conv2d(4, 6, 3, similarity=ns.Dynamic(predictor=lambda *_: torch.relu)),
-            "`predictor` must make an nn.Module, got <.*relu",
-        ),
-    ],
+def dynamic_layer(*shape, dtype=torch.float32):
+    return ns.Conv2d(4, 8, 3, similarity="dynamic-diagonal")(torch.ones(shape, dtype=dtype))
+
+
+test_errors = refusals(
+    (lambda: dynamic_layer(8, 8), r"`input` must be \(n, 4, \*size\) or \(4, \*size\) of 2 sizes"),
+    (lambda: dynamic_layer(2, 3, 8, 8), r"of 2 sizes, got \(2, 3, 8, 8\)"),
+    (lambda: dynamic_layer(1, 2, 4, 8, 8), r"of 2 sizes, got \(1, 2, 4, 8, 8\)"),
+    (lambda: dynamic_layer(2, 4, 8, 8, dtype=torch.uint8), "dtype torch.float32, got torch.u"),
+    (lambda: dynamic_layer(2, 4, 8, 8, dtype=torch.float64), "must have the kernel's dtype"),
+    (lambda: ns.Conv2d(4, 6, 3, similarity="static-ful"), "nearest: static-full"),
+    (lambda: ns.Conv2d(4, 6, 3, similarity=3), "`similarity` must be None, a name, .* got 3"),
+    (lambda: ns.Dynamic(init="zero"), "`init` must be one of identity, released, got 'zero'"),
+    (lambda: ns.Dynamic(ns.Full(residual=False)), '`init` "identity" needs a structure'),
+    (lambda: ns.Static("full"), r"`structure` must be a Structure such as .* got 'full'"),
+    (lambda: ns.Static(ns.Full), "`structure` must be a Structure .* got <class .*Full'>"),
+    (lambda: ns.Dynamic("full"), r"`structure` must be a Structure such as .* got 'full'"),
+    (lambda: ns.Dynamic(ns.Full), "`structure` must be a Structure .* got <class .*Full'>"),
+    (lambda: ns.Dynamic(predictor="spherenet"), "`predictor` must be .* got 'spherenet'"),
+    (lambda: ns.Dynamic(predictor=ns.SphereNet), "`predictor` must be a callable .* got <clas"),
+    (
+        lambda: ns.Conv2d(4, 6, 3, similarity=ns.Dynamic(predictor=lambda *_: torch.relu)),
+        "`predictor` must make an nn.Module, got <.*relu",
+    ),
 )
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.long
-def test_the_default_predictor_is_traced_as_one_graph():
-    layer = moved(ns.Conv2d(4, 6, 3, padding=1, similarity="dynamic-diagonal"))
-    x = torch.randn(2, 4, 6, 5)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(x), layer(x))
-    inputs = list(layer.parameters())
-    gradients = [torch.autograd.grad(f(x).square().sum(), inputs) for f in (compiled, layer)]
-    assert_close(*gradients)
 
 
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
@@ -208,22 +193,6 @@ def test_a_window_that_has_changed(name, value):
     assert_close(static(x), ns.fold(static)(x))
     with pytest.raises(ValueError, match=f"`{name}` must stay .* predictor was built"):
         layers["dynamic-diagonal"](x)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "message"),
-    [
-        ((8, 8), torch.float32, r"`input` must be \(n, 4, \*size\) or \(4, \*size\) of 2 sizes"),
-        ((2, 3, 8, 8), torch.float32, r"of 2 sizes, got \(2, 3, 8, 8\)"),
-        ((1, 2, 4, 8, 8), torch.float32, r"of 2 sizes, got \(1, 2, 4, 8, 8\)"),
-        ((2, 4, 8, 8), torch.uint8, "must have the kernel's dtype torch.float32, got torch.uint8"),
-        ((2, 4, 8, 8), torch.float64, "`input` must have the kernel's dtype torch.float32"),
-    ],
-)
-def test_wrong_inputs_of_dynamic_layers(shape, dtype, message):
-    layer = ns.Conv2d(4, 8, 3, similarity="dynamic-diagonal")
-    with pytest.raises(ValueError, match=message):
-        layer(torch.ones(shape, dtype=dtype))
 
 
 RESET = [

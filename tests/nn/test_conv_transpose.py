@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -73,19 +74,18 @@ def test_output_size(size):
         layer(x, output_size=[20, 20])
 
 
-@pytest.mark.parametrize(
-    ("similarity", "channels", "size"),
-    [
-        ("dynamic-diagonal", (4, 6), SIZE),
-        (ns.Static(ns.Unshared(ns.Diagonal(), channels=2)), (4, 6), SIZE),
-        (nn.Identity(), (4, 6), SIZE),
-        (ns.Static(ns.Unstructured()), (4, 6), SIZE),
-        (ns.Static(ns.Unshared(ns.Diagonal(), channels=9)), (9, 9), 3),
-        (ns.Static(ns.Unshared(ns.Diagonal(), channels=9)), (9, 18), 3),
-    ],
-    ids=str,
+BY_CHANNELS = ns.Static(ns.Unshared(ns.Diagonal(), channels=9))
+test_what_is_not_one_static_matrix_is_refused = refusals(
+    *(
+        (similarity, *sizes, "`similarity` of a transposed convolution must be static")
+        for similarity, *sizes in [
+            ("dynamic-diagonal", 4, 6, SIZE),
+            (ns.Static(ns.Unshared(ns.Diagonal(), channels=2)), 4, 6, SIZE),
+            (nn.Identity(), 4, 6, SIZE),
+            (ns.Static(ns.Unstructured()), 4, 6, SIZE),
+            (BY_CHANNELS, 9, 9, 3),  # as many blocks as there are taps
+            (BY_CHANNELS, 9, 18, 3),
+        ]
+    ),
+    call=lambda similarity, *sizes: ns.ConvTranspose2d(*sizes, similarity=similarity),
 )
-def test_what_is_not_one_static_matrix_is_refused(similarity, channels, size):
-    """Nor as many blocks as there are taps."""
-    with pytest.raises(ValueError, match="`similarity` of a transposed convolution must be static"):
-        ns.ConvTranspose2d(*channels, size, similarity=similarity)

@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from refusals import refusals
 from torch import nn
 from torch.testing import assert_close
 
 import neural_similarity as ns
 
 STRUCTURES = [ns.Diagonal(), ns.Full(), ns.Symmetric(), ns.PositiveSemidefinite()]
+
+
+OTHER_SHAPES = (), (6,), (2, 8), (0, 8), (7, 1)
 
 
 def layer_of(similarity, **options):
@@ -63,13 +67,11 @@ def test_every_output_may_have_a_similarity_of_its_own():
     assert_close(layer.fuse()(x), y)
 
 
-@pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])
-@pytest.mark.parametrize("shape", [(), (6,), (2, 8), (0, 8), (7, 1)], ids=str)
-def test_input_of_another_width_or_type_is_refused(similarity, shape):
-    with pytest.raises(ValueError, match=r"`input` must be \(\*n, 7\), .* got \("):
-        layer_of(similarity)(input_of(*shape))
-    with pytest.raises(ValueError, match="must have the kernel's dtype torch\\.float64, got"):
-        layer_of(similarity)(input_of(2, 7).float())
+test_errors = refusals(
+    *((input_of(*shape), r"`input` must be \(\*n, 7\), .* got \(") for shape in OTHER_SHAPES),
+    (input_of(2, 7).float(), r"must have the kernel's dtype torch\.float64, got"),
+    call=lambda x: layer_of("dynamic-diagonal")(x),
+)
 
 
 @pytest.mark.parametrize("similarity", ["dynamic-diagonal", "dynamic-full"])

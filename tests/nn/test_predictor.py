@@ -6,6 +6,7 @@ from math import nan, pi, tanh
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -124,17 +125,6 @@ def test_cnn(bound):
     assert (net(x).min() >= 0) == (bound == "sigmoid")
 
 
-def test_the_cnns_bound_holds_behind_batch_normalisation_too():
-    net = predictor_of(ns.CNN(hidden=5, batch_norm=True))
-    net.norm2.weight.data.fill_(4.0)
-    x = input_of()
-    hidden = F.conv2d(x, net.patch.weight, None, **FRAME)
-    hidden = F.batch_norm(hidden, None, None, training=True, eps=1e-3).relu()
-    raw = F.conv2d(hidden, net.last.weight, padding=1)
-    raw = 4 * F.batch_norm(raw, None, None, training=True, eps=1e-3)
-    assert_close(net(x), raw.tanh())
-
-
 @pytest.mark.parametrize("every", [2, 3])
 @pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
 def test_resolution_predicts_every_so_many_positions_and_interpolates(every, stride):
@@ -245,17 +235,9 @@ def test_pooled_predictions_of_linear_layers_see_all_features():
     assert_close(net(x[:, None])[..., 0], pooled_of(net, x))
 
 
-@pytest.mark.parametrize(("layer", "sizes"), [(ns.Linear, (1, 4)), (ns.LSTM, (1, 4))])
-def test_a_single_feature_has_no_direction(layer, sizes):
-    message = "`predictor` Pooled needs at least 2 features, .* got 1"
-    with pytest.raises(ValueError, match=message):
-        layer(*sizes, similarity=ns.Dynamic(predictor=ns.Pooled()))
-
-
 @pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])
 def test_batch_normalisation_stands_behind_both_convolutions(kind):
-    options = {"bound": None} if kind is ns.CNN else {}
-    net = predictor_of(kind(hidden=5, batch_norm=True, batch_norm_eps=0.5, **options))
+    net = predictor_of(kind(hidden=5, batch_norm=True, batch_norm_eps=0.5))
     x = input_of()
     for mode in (True, False):
         net.train(mode)
@@ -264,7 +246,8 @@ def test_batch_normalisation_stands_behind_both_convolutions(kind):
         statistics = [(None, None)] * 2 if mode else own
         hidden = F.batch_norm(net.patch(x), *statistics[0], training=mode, eps=0.5).relu()
         raw = F.conv2d(hidden, net.last.weight, padding=1)
-        assert_close(net(x), F.batch_norm(raw, *statistics[1], training=mode, eps=0.5))
+        raw = F.batch_norm(raw, *statistics[1], training=mode, eps=0.5)
+        assert_close(net(x), raw.tanh() if kind is ns.CNN else raw)
     assert (first.num_features, second.num_features) == (5, 6)
 
 
@@ -278,18 +261,6 @@ def test_predictors_of_other_dimensions(dims):
     mean_square = (norm + EPS) / (4 * 3**dims)
     hidden = (conv(x, net.patch.weight, None, 2, 1) / mean_square.sqrt()).relu()
     assert_close(net(x), conv(hidden, net.last.weight, net.last.bias, padding=1))
-
-
-@pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])
-def test_predictors_of_linear_layers_see_all_features(kind):
-    layer = ns.Linear(7, 5, similarity=ns.Dynamic(predictor=kind(hidden=4))).double()
-    net = layer.similarity.predictor
-    x = torch.randn(3, 7, dtype=torch.float64)
-    hidden = (x @ net.patch.weight[:, 0].T).relu()
-    if kind is ns.SphereNet:
-        hidden = hidden / ((x.square().sum(1, keepdim=True) + EPS) / 7).sqrt()
-    raw = hidden @ net.last.weight[..., 0].T + net.last.bias
-    assert_close(net(x[:, None])[..., 0], raw.tanh() if kind is ns.CNN else raw)
 
 
 def test_a_users_callable_is_given_the_geometry_and_the_scalars_and_a_module_serves_as_it_is():
@@ -311,18 +282,26 @@ def test_a_users_callable_is_given_the_geometry_and_the_scalars_and_a_module_ser
     assert layer.similarity.predictor is ready
 
 
-@pytest.mark.parametrize(
-    ("outputs", "stride", "message"),
-    [
-        (5, (2, 1), r"must output \(3, 6, 4, 7\), the scalars of Diagonal\(\).*got \(3, 5, 4, 7\)"),
-        (6, (1, 1), r"at every output position of Geometry\(.*stride=\(2, 1\).*\(3, 6, 7, 7\)"),
-    ],
-)
-def test_what_a_predictor_must_output(outputs, stride, message):
+def layer_predicted_by(outputs, stride):
     ready = nn.Conv2d(4, outputs, SIZE, stride, FRAME["padding"], FRAME["dilation"])
-    layer = ns.Conv2d(4, 6, SIZE, **FRAME, similarity=ns.Dynamic(predictor=ready)).double()
-    with pytest.raises(ValueError, match=message):
-        layer(input_of())
+    similarity = ns.Dynamic(predictor=ready)
+    return ns.Conv2d(4, 6, SIZE, **FRAME, similarity=similarity).double()(input_of())
+
+
+POOLED = ns.Dynamic(predictor=ns.Pooled())
+NO_DIRECTION = "`predictor` Pooled needs at least 2 features, .* got 1"
+test_what_a_predictor_must_take_and_output = refusals(
+    (
+        lambda: layer_predicted_by(5, (2, 1)),
+        r"must output \(3, 6, 4, 7\), the scalars of Diagonal\(\).*got \(3, 5, 4, 7\)",
+    ),
+    (
+        lambda: layer_predicted_by(6, (1, 1)),
+        r"at every output position of Geometry\(.*stride=\(2, 1\).*\(3, 6, 7, 7\)",
+    ),
+    (lambda: ns.Linear(1, 4, similarity=POOLED), NO_DIRECTION),
+    (lambda: ns.LSTM(1, 4, similarity=POOLED), NO_DIRECTION),
+)
 
 
 COUNT, FLAG, POSITIVE = "an integer of at least 1", "True or False", "positive"

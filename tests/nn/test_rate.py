@@ -6,8 +6,9 @@ from math import inf, nan
 import pytest
 import torch
 import torchvision
+from refusals import refusals
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 import neural_similarity as ns
@@ -84,27 +85,6 @@ def test_the_steps_effect_on_the_folded_kernel_does_not_depend_on_width():
     assert first_step(8, False) == pytest.approx(64 * first_step(1, False), rel=1e-6)
 
 
-def test_steps_of_random_networks_of_any_width_are_alike():
-    """Kernels as torch draws them, with normalisation: within a factor of three."""
-    changes = []
-    for width in (4, 16, 64):
-        torch.manual_seed(0)
-        plain = nn.Sequential(
-            nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 5),
-        )  # fmt: skip
-        network = ns.freeze_backbone(ns.convert(plain, "static-full"), norm="train")
-        x, y = torch.randn(20, 3, 8, 8), torch.arange(20) % 5
-        groups = ns.parameter_groups(network, weight_decay=0.0, logits=partial(network, x))
-        optimizer = torch.optim.SGD(groups)
-        cross_entropy(network(x), y).backward()
-        optimizer.step()
-        kernels = (ns.fold(network)[3].weight, plain[3].weight)
-        changes.append(((kernels[0] - kernels[1]).norm() / kernels[1].norm()).item())
-    assert max(changes) < 3 * min(changes)
-
-
 def test_every_group_has_the_rate_and_what_has_no_gradient_is_left():
     torch.manual_seed(0)
     network = nn.Sequential(ns.Conv2d(2, 3, 3, similarity="dynamic-diagonal"), nn.Flatten())
@@ -130,22 +110,6 @@ def test_the_rate_knows_no_labels_and_no_loss():
         (group,) = ns.parameter_groups(layer, weight_decay=0.0, logits=partial(layer, x))
         rates.append(group["lr"])
     assert rates[0] == pytest.approx(rates[1])
-
-
-def test_logits_that_set_no_rate_and_a_momentum_below_zero_are_refused():
-    layer, find = nn.Linear(2, 2), partial(ns.parameter_groups, weight_decay=0.0)
-    with pytest.raises(
-        ValueError, match=r"`logits` must be finite and depend on the parameters, got .* 0\.0"
-    ):
-        find(layer, logits=lambda: 0 * layer(torch.ones(1, 2)))
-    for shape in ((3,), (3, 1)):
-        with pytest.raises(ValueError, match=r"`logits` must return .* two classes at least, got"):
-            find(layer, logits=lambda shape=shape: layer.weight.sum().expand(shape))
-    for momentum in (-0.1, 1.0, inf, nan, "0.9"):
-        with pytest.raises(ValueError, match="`momentum` must be at least 0 and below 1"):
-            find(layer, logits=lambda: layer(torch.ones(1, 2)), momentum=momentum)
-    with pytest.raises(ValueError, match="`logits` must be a function"):
-        find(layer, logits=layer(torch.ones(1, 2)))
 
 
 class Gate(nn.Module):
@@ -174,15 +138,6 @@ def test_activations_without_a_second_derivative():
     """MobileNetV3 has them."""
     found = rate_with(nn.Hardswish(), nn.Hardsigmoid())
     assert found == pytest.approx(rate_with(Gate(True), Gate(False)), rel=1e-5)
-
-
-def test_other_functions_without_a_second_derivative_are_named():
-    layer = ns.Conv2d(3, 3, 3, similarity="static-full")
-    x = torch.randn(2, 3, 5, 5)
-    with pytest.raises(ValueError, match=r"`logits` must be differentiable twice.*hardsigmoid"):
-        ns.parameter_groups(
-            layer, weight_decay=0.0, logits=lambda: torch.ops.aten.hardsigmoid(layer(x))
-        )
 
 
 class Checkpointed(nn.Module):
@@ -238,30 +193,50 @@ def test_the_rate_of_many_parameters_in_half_precision():
     assert rate_of(network.half(), x.half()) == pytest.approx(wanted, rel=0.02)
 
 
-def test_logits_without_gradients_are_named():
-    layer, other, x = nn.Linear(2, 3), nn.Linear(2, 3), torch.randn(4, 2)
-    find = partial(ns.parameter_groups, layer, weight_decay=0.0)
-    depend = "`logits` must depend on the parameters that train, with gradients on"
-    with torch.no_grad(), pytest.raises(ValueError, match=depend):
-        find(logits=lambda: layer(x))
-    with pytest.raises(ValueError, match=depend):
-        find(logits=lambda: other(x))
-    with pytest.raises(ValueError, match=depend):
-        find(logits=lambda: layer(x).detach())
-    for wrong in ((layer(x),), layer(x).long()):
-        with pytest.raises(
-            ValueError, match="`logits` must return a tensor of floating point, got"
-        ):
-            find(logits=lambda wrong=wrong: wrong)
-    layer.requires_grad_(False)
-    with pytest.raises(ValueError, match="`model` must have parameters that train"):
-        find(logits=lambda: layer(x))
+ONES = torch.ones(1, 2)
+DEPEND = "`logits` must depend on the parameters that train, with gradients on"
+FLOATS = "`logits` must return a tensor of floating point, got"
 
 
-def test_convolutions_that_refuse_a_second_derivative_are_named():
-    offsets = torch.randn(1, 18, 6, 6)
-    deformable = torchvision.ops.DeformConv2d(3, 4, 3)
-    with pytest.raises(ValueError, match=r"`logits` must be differentiable twice.*deform_conv2d"):
-        ns.parameter_groups(
-            deformable, weight_decay=0.0, logits=lambda: deformable(torch.ones(1, 3, 8, 8), offsets)
+def rate_of_a_layer(logits, layer=None, **options):
+    layer = layer or nn.Linear(2, 2)
+    logits = partial(logits, layer)
+    return ns.parameter_groups(layer, weight_decay=0.0, logits=logits, **options)
+
+
+test_errors = refusals(
+    (lambda f: 0 * f(ONES), r"`logits` must be finite and depend on the parameters, got .* 0\.0"),
+    (lambda f: f.weight.sum().expand(3), "`logits` must return .* two classes at least, got"),
+    (lambda f: f.weight.sum().expand(3, 1), "`logits` must return .* two classes at least, got"),
+    (lambda f: torch.ops.aten.hardsigmoid(f(ONES)), "must be differentiable twice.*hardsigmoid"),
+    (lambda f: f(ONES).detach(), DEPEND),
+    (lambda _: nn.Linear(2, 3)(ONES), DEPEND),
+    (torch.no_grad()(lambda f: f(ONES)), DEPEND),
+    (lambda f: (f(ONES),), FLOATS),
+    (lambda f: f(ONES).long(), FLOATS),
+    call=rate_of_a_layer,
+)
+test_other_errors = refusals(
+    *(
+        (
+            partial(rate_of_a_layer, lambda f: f(ONES), momentum=m),
+            "`momentum` must be at least 0",
         )
+        for m in (-0.1, 1.0, inf, nan, "0.9")
+    ),
+    (
+        lambda: ns.parameter_groups(nn.Linear(2, 2), weight_decay=0.0, logits=ONES),
+        "`logits` must be a function",
+    ),
+    (
+        lambda: rate_of_a_layer(lambda f: f(ONES), nn.Linear(2, 2).requires_grad_(False)),
+        "`model` must have parameters that train",
+    ),
+    (
+        lambda: rate_of_a_layer(
+            lambda f: f(torch.ones(1, 3, 8, 8), torch.randn(1, 18, 6, 6)),
+            torchvision.ops.DeformConv2d(3, 4, 3),
+        ),
+        "`logits` must be differentiable twice.*deform_conv2d",
+    ),
+)

@@ -1,13 +1,12 @@
 """Hyperspherical layers: the convolution, the classifier, the orthogonality penalty."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 from problems import PROBLEMS, ids
+from refusals import refusals
 from torch import nn
-from torch.autograd import gradcheck
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -15,8 +14,6 @@ import neural_similarity as ns
 from neural_similarity.functional import sphere_conv2d
 from neural_similarity.ops import unit_vectors
 
-ANGLES = ["cosine", "linear", "sigmoid"]
-every_angle = pytest.mark.parametrize("angle", ANGLES)
 GEOMETRIES = [
     {"padding": "same"},
     {"padding": "valid", "stride": 2},
@@ -42,17 +39,9 @@ def test_padding_modes_are_the_function_of_the_padded_image(options, angle):
 def test_k_learns_and_stays_positive():
     layer = ns.SphereConv2d(2, 3, 2, angle="sigmoid", k=0.4, learn_k=True).double()
     assert layer.k.item() == pytest.approx(0.4)
-    x = torch.randn(1, 2, 3, 4, dtype=torch.float64)
-
-    def output(log_k):
-        return torch.func.functional_call(layer, {"log_k": log_k}, (x,))
-
-    assert gradcheck(output, (layer.log_k.detach().clone().requires_grad_(),))
-    layer(x).square().sum().backward()
-    assert layer.log_k.grad != 0
     layer.log_k.data.fill_(-2.0)
     assert layer.k > 0
-    assert layer(x).isfinite().all()
+    assert layer(torch.randn(1, 2, 3, 4).double()).isfinite().all()
 
 
 @pytest.mark.parametrize("angle", ["linear", "sigmoid"])
@@ -72,35 +61,14 @@ def test_under_autocast_angles_are_those_of_float32_cosines(angle):
 
 
 @pytest.mark.parametrize("learn_k", [True, False])
-def test_copies_and_checkpoints(learn_k):
+def test_checkpoints(learn_k):
     layer = ns.SphereConv2d(4, 6, 3, angle="sigmoid", learn_k=learn_k)
-    x = torch.randn(2, 4, 5, 6)
-    for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(clone(x), layer(x))
     report = layer.load_state_dict(nn.Conv2d(4, 6, 3).state_dict(), strict=False)
     assert report.missing_keys == (["log_k"] if learn_k else [])
     assert not report.unexpected_keys
     on_meta = ns.SphereConv2d(4, 6, 3, angle="sigmoid", learn_k=learn_k, device="meta")
     assert {p.device.type for p in on_meta.parameters()} == {"meta"}
     assert ("k=learned" in repr(on_meta)) == learn_k
-
-
-@every_angle
-def test_exports_for_any_size(angle):
-    layer = ns.SphereConv2d(4, 6, 3, stride=2, padding=1, angle=angle).eval()
-    dim = torch.export.Dim
-    sizes = ({0: dim("n"), 2: dim("height", min=4), 3: dim("width", min=4)},)
-    program = torch.export.export(layer, (torch.randn(2, 4, 9, 9),), dynamic_shapes=sizes)
-    x = torch.randn(3, 4, 11, 8)
-    assert_close(program.module()(x), layer(x))
-
-
-@pytest.mark.slow
-@every_angle
-def test_compiles_without_a_graph_break(angle):
-    layer = ns.SphereConv2d(4, 6, 3, padding=1, angle=angle, learn_k=angle == "sigmoid")
-    x = torch.randn(2, 4, 8, 8)
-    assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))
 
 
 @pytest.mark.parametrize("normalize", ["weight", "both"])
@@ -112,14 +80,6 @@ def test_the_classifier_has_class_vectors_of_unit_length(normalize):
         expected = F.cosine_similarity(x[..., None, :], layer.weight, dim=-1)
     assert_close(layer(x), 7 * expected)
     assert list(layer.state_dict()) == ["weight"]
-
-
-def test_a_class_vector_of_zeros_has_a_finite_gradient_and_copies_keep_the_scale():
-    zero = ns.SphereLinear(5, 3, normalize="both")
-    nn.init.zeros_(zero.weight)
-    zero(torch.zeros(1, 5)).sum().backward()
-    assert zero.weight.grad.isfinite().all()
-    assert copy.deepcopy(zero).scale == pickle.loads(pickle.dumps(zero)).scale == 1.0
 
 
 def test_orthogonality_is_the_sum_over_pairs_of_kernels():
@@ -152,27 +112,21 @@ def test_convert_leaves_hyperspherical_convolutions_alone():
     assert plan == {"0": reason}
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ns.SphereConv2d(4, 6, 3, angle="sine"), "`angle` must be one of cosine, linear"),
-        (lambda: ns.SphereConv2d(4, 6, 3, normalize="none"), "`normalize` must be one of both"),
-        (
-            lambda: ns.SphereConv2d(4, 6, 3, normalize="input", angle="linear"),
-            '`normalize` must be "both" for `angle` \'linear\', got "input"',
-        ),
-        (lambda: ns.SphereConv2d(4, 6, 3, k=-1.0), "`k` must be positive, got -1.0"),
-        (lambda: ns.SphereConv2d(4, 6, 3, eps=0.0), "`eps` must be positive, got 0.0"),
-        (lambda: ns.SphereConv2d(4, 6, 3, learn_k=True), '`learn_k` needs `angle` "sigmoid"'),
-        (lambda: ns.SphereLinear(4, 6, normalize="input"), 'must be "weight" or "both", got'),
-        (lambda: ns.SphereLinear(4, 6, scale=0), "`scale` and `eps` must be positive, got 0"),
-        (lambda: ns.SphereLinear(4, 6, eps=-1.0), "`scale` and `eps` must be positive, got 1.0, -"),
-        (lambda: ns.orthogonality(nn.Conv2d(4, 6, 3)), "`layers` must hold an ns.SphereConv2d"),
-    ],
+test_errors = refusals(
+    (lambda: ns.SphereConv2d(4, 6, 3, angle="sine"), "`angle` must be one of cosine, linear"),
+    (lambda: ns.SphereConv2d(4, 6, 3, normalize="none"), "`normalize` must be one of both"),
+    (
+        lambda: ns.SphereConv2d(4, 6, 3, normalize="input", angle="linear"),
+        '`normalize` must be "both" for `angle` \'linear\', got "input"',
+    ),
+    (lambda: ns.SphereConv2d(4, 6, 3, k=-1.0), "`k` must be positive, got -1.0"),
+    (lambda: ns.SphereConv2d(4, 6, 3, eps=0.0), "`eps` must be positive, got 0.0"),
+    (lambda: ns.SphereConv2d(4, 6, 3, learn_k=True), '`learn_k` needs `angle` "sigmoid"'),
+    (lambda: ns.SphereLinear(4, 6, normalize="input"), 'must be "weight" or "both", got'),
+    (lambda: ns.SphereLinear(4, 6, scale=0), "`scale` and `eps` must be positive, got 0"),
+    (lambda: ns.SphereLinear(4, 6, eps=-1.0), "`scale` and `eps` must be positive, got 1.0, -"),
+    (lambda: ns.orthogonality(nn.Conv2d(4, 6, 3)), "`layers` must hold an ns.SphereConv2d"),
 )
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 @pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)

@@ -1,6 +1,5 @@
 """The layer of a standard predictor as one operator, beside the same layer made of its parts."""
 
-import sys
 from contextlib import contextmanager
 from copy import deepcopy
 
@@ -11,9 +10,7 @@ from problems import KINDS, PROBLEMS, ids
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call, jvp, vmap
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -158,21 +155,6 @@ def test_extreme_inputs(scale):
     compare(layer, (scale * torch.randn(2, 4, 6, 5)).requires_grad_())
 
 
-@both_kinds
-def test_derivatives_of_both_orders(kind):
-    layer = layer_for(kind, (1, 2), (2, 1), predictor=ns.SphereNet(hidden=2, last_kernel_size=1))
-    names = [name for name, _ in layer.named_parameters()]
-
-    def output(x, *parameters):
-        return functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-    x = maps(2, 1, 3, 2)
-    assert is_one(layer, x)
-    given = x, *(p.detach().requires_grad_() for p in layer.parameters())
-    assert gradcheck(output, given, fast_mode=True)
-    assert gradgradcheck(output, given, fast_mode=True)
-
-
 def test_second_derivatives_of_a_kernel_used_twice():
     layer, x = layer_for("full", (2, 2), 3, 1, 1), maps(1, 2, 3, 3)
     inputs = [x, *layer.parameters()]
@@ -195,19 +177,6 @@ def test_batches_of_gradients(create_graph):
         for way in (True, False)
     )
     assert_close(batched, looped)
-
-
-@pytest.mark.filterwarnings(r"ignore:`torch.jit.\w+` is deprecated:FutureWarning")
-def test_transforms_take_the_parts():
-    layer = layer_for("full").requires_grad_(False)
-    x = torch.randn(2, 3, 4, 6, 5, dtype=torch.float64)
-    y = layer(x[0])
-    assert_close(vmap(layer)(x)[0], y)
-    value, tangent = jvp(layer, (x[0],), (x[1],))
-    assert_close(value, y)
-    step = 1e-6
-    change = (layer(x[0] + step * x[1]) - layer(x[0] - step * x[1])) / (2 * step)
-    assert_close(tangent, change, rtol=1e-5, atol=1e-6)
 
 
 def test_dispatch_modes_see_the_parts():
@@ -325,13 +294,6 @@ def test_compiled_layers_are_one_node(kind):
     assert nodes == [[one._forward_op], [one._backward_op]]
 
 
-def test_exported_layers_have_torchs_operations_alone():
-    layer, x = layer_for("full"), maps().detach()
-    program = torch.export.export(layer, (x,))
-    assert_close(program.module()(x), layer(x))
-    assert "neural_similarity" not in str(program.graph)
-
-
 def saved_floats(layer, x):
     """Numbers that are kept for backward at every position, without the parameters."""
     kept = []
@@ -348,41 +310,6 @@ def test_memory_for_backward():
     assert saved_floats(layer, x) == 32 + 64 + 9 + 1
     with by_parts():
         assert saved_floats(layer, x) == 32 + 64 + 9 + 1 + 9
-
-
-def own_calls(layer, x):
-    """How many of the library's Python functions forward and backward call."""
-    found = []
-
-    def note(frame, event, _):
-        if event == "call" and "neural_similarity" in frame.f_code.co_filename:
-            found.append(frame.f_code.co_qualname)
-
-    layer(x).sum().backward()
-    sys.setprofile(note)
-    try:
-        layer(x).sum().backward()
-    finally:
-        sys.setprofile(None)
-    return len(found)
-
-
-def test_python_calls():
-    layer = layer_for("diagonal", (8, 8), 3, 1, 1, dtype=torch.float32)
-    x = maps(1, 8, 8, 8, dtype=torch.float32)
-    calls = own_calls(layer, x)
-    with by_parts():
-        assert calls < own_calls(layer, x)
-    assert calls <= 110
-
-
-@pytest.mark.parametrize("size", [(5, 2), (2, 5), (1, 1)])
-def test_maps_smaller_than_the_window_are_refused(size):
-    layer = layer_for("diagonal", dtype=torch.float32)
-    with pytest.raises((ValueError, RuntimeError), match=r"[Kk]ernel|window"):
-        layer(torch.randn(2, 4, *size))
-    with pytest.raises((ValueError, RuntimeError), match=r"[Kk]ernel|window"):
-        ns.functional.sphere_conv2d(torch.randn(2, 4, *size), torch.randn(3, 4, 3, 3))
 
 
 OTHER_SHAPES = {

@@ -5,6 +5,8 @@ from copy import deepcopy
 
 import pytest
 import torch
+from moved import moved
+from refusals import refusals
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -49,14 +51,6 @@ MAKE = {
 FOLDED = {Bare: nn.Conv2d, Named: nn.Conv2d, Back: Plain}
 
 
-def moved(model):
-    """A network whose M is not the identity."""
-    for name, parameter in model.named_parameters():
-        if "similarity" in name:
-            parameter.data += 0.3 * torch.randn_like(parameter)
-    return model
-
-
 def test_defining_a_subclass_leaves_the_registry_and_our_layers_as_they_are():
     assert LAYER_CLASSES[nn.Conv2d] is ns.Conv2d
     assert Plain not in LAYER_CLASSES
@@ -74,10 +68,19 @@ def test_a_second_registration_is_refused(kind):
     assert LAYER_CLASSES[nn.Conv2d] is ns.Conv2d
 
 
-@pytest.mark.parametrize("members", [{}, {"plain": None}, {"plain": int}])
-def test_a_registration_needs_a_plain_class_of_its_own(members):
-    with pytest.raises(ValueError, match="`plain` of Mine must be a class of modules, got"):
-        register(type("Mine", (ns.Conv2d,), members))
+LOUDER = ns.convert(nn.Sequential(Louder(4, 4, 3)), "static-full")
+test_errors = refusals(
+    *(
+        (
+            lambda members=members: register(type("Mine", (ns.Conv2d,), members)),
+            "`plain` of Mine must be a class of modules, got",
+        )
+        for members in ({}, {"plain": None}, {"plain": int})
+    ),
+    (LOUDER[0].fuse, r"exactly an ns\.Conv2d .*, got a Louder"),
+    (lambda: ns.fold(LOUDER), r"exactly an ns\.Conv2d .*, got a Louder"),
+    (lambda: ns.unconvert(LOUDER), r"exactly an ns\.Conv2d .*, got a Louder"),
+)
 
 
 def test_a_registered_class_is_what_its_plain_class_becomes_and_folds_back_to():
@@ -124,13 +127,6 @@ def test_a_subclass_that_folds_into_a_users_class_is_not_made_smaller():
     selects = Back(4, 4, 3, padding=1, similarity=ns.Static(ns.Select()))
     selects.similarity.raw.data[4::9] += 9
     assert type(selects.fold()) is Plain
-
-
-def test_a_subclass_with_its_own_forward_is_converted_but_not_folded():
-    model = ns.convert(nn.Sequential(Louder(4, 4, 3)), "static-full")
-    for out in (ns.fold, ns.unconvert):
-        with pytest.raises(ValueError, match=r"exactly an ns\.Conv2d .*, got a Louder"):
-            out(model)
 
 
 @pytest.mark.parametrize("kind", MAKE)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from problems import KINDS, Problem, by_blocks
+from refusals import refusals
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -91,37 +92,24 @@ def test_a_matrix_over_channels_and_taps():
     assert_close(y.flatten(2), expected)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "groups", "shape", "message"),
-    [
-        (("taps", 2), 1, (2, 9), '`blocks` must split "channels" or "filters", got \'taps\''),
-        (("channels", 3), 1, (3, 9), "`blocks` must divide the 4 channels, got 3"),
-        (("filters", 4), 1, (4, 9), "`blocks` must divide the 6 filters, got 4"),
-        (("filters", 3), 2, (3, 9), "`blocks` must divide `groups` 2 or be a multiple of it"),
-        (("channels", 2), 1, (4, 9), r"`similarity` must be \(2, 9\) or \(2, 9, 9\).*\(4, 9\)"),
-        (("channels", 2), 1, (1, 9, 4, 5), r"must be \(1, 2, 9, 4, 5\), one .*\(1, 9, 4, 5\)"),
-    ],
-)
-def test_errors(blocks, groups, shape, message):
+def blocked(blocks, groups, shape):
     x, weight = torch.zeros(1, 4, 4, 5), torch.zeros(6, 4 // groups, 3, 3)
-    with pytest.raises(ValueError, match=message):
-        similarity_conv2d(x, weight, torch.zeros(shape), padding=1, groups=groups, blocks=blocks)
+    similarity_conv2d(x, weight, torch.zeros(shape), padding=1, groups=groups, blocks=blocks)
 
 
-@pytest.mark.parametrize(
-    ("m", "blocks", "message"),
-    [
-        ((2, 9), ("foo", 2), '`blocks` must split "channels" or "filters"'),
-        ((1, 9), ("filters", 6), r"`similarity` must be \(6, 9\) or \(6, 9, 9\) .*got \(1, 9\)"),
-        ((3, 9), ("channels", 2), r"`similarity` must be \(2, 9\) or \(2, 9, 9\) .*got \(3, 9\)"),
-        ((3, 9), ("channels", 3), "`blocks` must divide the 4 channels, got 3"),
-    ],
+test_errors = refusals(
+    (("taps", 2), 1, (2, 9), '`blocks` must split "channels" or "filters", got \'taps\''),
+    (("channels", 3), 1, (3, 9), "`blocks` must divide the 4 channels, got 3"),
+    (("filters", 4), 1, (4, 9), "`blocks` must divide the 6 filters, got 4"),
+    (("filters", 3), 2, (3, 9), "`blocks` must divide `groups` 2 or be a multiple of it"),
+    (("channels", 2), 1, (4, 9), r"`similarity` must be \(2, 9\) or \(2, 9, 9\).*\(4, 9\)"),
+    (("channels", 2), 1, (1, 9, 4, 5), r"must be \(1, 2, 9, 4, 5\), one .*\(1, 9, 4, 5\)"),
+    call=blocked,
 )
-def test_folding_refuses_blocks_that_do_not_fit(m, blocks, message):
-    with pytest.raises(ValueError, match=message):
-        fold_kernel(torch.zeros(6, 4, 3, 3), torch.zeros(m), blocks)
-
-
-def test_kernels_of_integers_are_not_folded():
-    with pytest.raises(ValueError, match="`weight` must have a floating-point dtype, got"):
-        fold_kernel(torch.ones(1, 1, 3, 3).long(), torch.ones(9))
+test_folding_refuses_blocks_that_do_not_fit = refusals(
+    ((2, 9), ("foo", 2), '`blocks` must split "channels" or "filters"'),
+    ((1, 9), ("filters", 6), r"`similarity` must be \(6, 9\) or \(6, 9, 9\) .*got \(1, 9\)"),
+    ((3, 9), ("channels", 2), r"`similarity` must be \(2, 9\) or \(2, 9, 9\) .*got \(3, 9\)"),
+    ((3, 9), ("channels", 3), "`blocks` must divide the 4 channels, got 3"),
+    call=lambda m, blocks: fold_kernel(torch.zeros(6, 4, 3, 3), torch.zeros(m), blocks),
+)

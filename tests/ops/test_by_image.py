@@ -39,27 +39,6 @@ def test_equals_m_at_every_position(dims, out, diagonal, groups):
     assert_close(*(torch.autograd.grad(z, given, cotangent) for z in (y, expected)))
 
 
-@pytest.mark.parametrize("diagonal", [True, False])
-def test_derivatives_of_both_orders(diagonal):
-    given = operands(2, FOLDED, diagonal=diagonal, n=2)
-
-    def convolution(*given):
-        return similarity_conv2d(*given, stride=2, padding=1)
-
-    assert torch.autograd.gradcheck(convolution, given)
-    assert torch.autograd.gradgradcheck(convolution, given)
-
-
-def test_memory_format_dtype_and_empty_batches():
-    x, weight, m = (t.detach().float() for t in operands(2, FOLDED, diagonal=False))
-    last = similarity_conv2d(x.contiguous(memory_format=torch.channels_last), weight, m)
-    assert last.is_contiguous(memory_format=torch.channels_last)
-    assert_close(last, similarity_conv2d(x, weight, m), rtol=1e-5, atol=1e-5)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert similarity_conv2d(x, weight, m).dtype == torch.bfloat16
-    assert similarity_conv2d(x[:0], weight, m[:0]).shape == (0, *last.shape[1:])
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_channels_last_images_are_convolved_one_by_one(groups):
     """They would have to be copied to lie side by side; the gradients are the same."""
@@ -70,12 +49,6 @@ def test_channels_last_images_are_convolved_one_by_one(groups):
     cotangent = torch.randn_like(expected)
     pairs = ((found, last), (expected, given))
     assert_close(*((y, *torch.autograd.grad(y, leaves, cotangent)) for y, leaves in pairs))
-
-
-def test_m_of_other_sizes_is_refused():
-    x, weight, m = operands(2, FOLDED, diagonal=False)
-    with pytest.raises(ValueError, match="one per image"):
-        similarity_conv2d(x, weight, m.expand(-1, -1, -1, 1, 2))
 
 
 @pytest.mark.parametrize(("groups", "size", "most"), [(1, 32, 1.02), (64, 32, 1.02), (64, 7, 1.3)])

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 import neural_similarity as ns
 from neural_similarity import models
-from neural_similarity.lab.tasks.rival_layers import RIVALS
+from neural_similarity_paper.rival_layers import RIVALS
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.11" or torch.version.cuda is None,

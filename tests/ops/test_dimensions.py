@@ -3,7 +3,7 @@
 import pytest
 import torch
 from problems import KINDS
-from torch.autograd import gradcheck, gradgradcheck
+from refusals import refusals
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -59,20 +59,6 @@ def test_three_dimensions_are_sums_over_slices(kind, backend):
     assert_close(y, expected)
 
 
-@both_kinds
-@pytest.mark.parametrize("dims", [1, 3])
-def test_identity_is_the_plain_convolution(kind, dims):
-    f, plain = {1: (similarity_conv1d, F.conv1d), 3: (similarity_conv3d, F.conv3d)}[dims]
-    x = torch.randn(2, 4, *(5, 6, 4)[:dims]).double()
-    weight, bias = torch.randn(3, 4, *(3, 2, 1)[:dims]).double(), torch.randn(3).double()
-    taps = weight[0, 0].numel()
-    expected = plain(x, weight, bias, padding=1)
-    eye = torch.ones(taps) if kind == "diagonal" else torch.eye(taps)
-    m = eye.double()[(None, ..., *[None] * dims)].expand(2, *eye.shape, *expected.shape[2:])
-    assert_close(f(x, weight, m, bias, padding=1), expected)
-    assert_close(f(x, weight, eye.double(), bias, padding=1), expected)
-
-
 def test_layouts_of_three_dimensions():
     x, weight = torch.randn(2, 4, 3, 4, 5).double(), torch.randn(6, 4, 1, 3, 3).double()
     m = similarity("diagonal", 9, (3, 2, 3))
@@ -83,26 +69,9 @@ def test_layouts_of_three_dimensions():
     assert_close(similarity_conv3d(x[0], weight, m[0]), y[0])
 
 
-@both_kinds
-@pytest.mark.parametrize("dims", [1, 3])
-def test_derivatives(kind, dims):
-    f = {1: similarity_conv1d, 3: similarity_conv3d}[dims]
-    x, weight = torch.randn(1, 2, *(3, 2, 2)[:dims]), torch.randn(2, 2, *(3, 1, 2)[:dims])
-    taps = weight[0, 0].numel()
-    m = similarity(kind, taps, f(x, weight, torch.ones(taps), None, 1, 1).shape[2:], 1)
-    operands = [t.double().requires_grad_() for t in (x, weight, m)]
-    assert gradcheck(lambda *o: f(*o, None, 1, 1), operands, fast_mode=True)
-    assert gradgradcheck(lambda *o: f(*o, None, 1, 1), operands, fast_mode=True)
-
-
-@pytest.mark.parametrize(
-    ("f", "x", "weight", "message"),
-    [
-        (similarity_conv1d, (2, 4, 5, 5), (6, 4, 3), r"`x` must be \(n, c, w\) or \(c, w\)"),
-        (similarity_conv1d, (2, 4, 5), (6, 4, 3, 3), r"`weight` must be \(o, c/groups, kw\)"),
-        (similarity_conv3d, (4, 5, 5), (6, 4, 3, 3, 3), r"`x` must be \(n, c, d, h, w\) or"),
-    ],
+test_errors = refusals(
+    (similarity_conv1d, (2, 4, 5, 5), (6, 4, 3), r"`x` must be \(n, c, w\) or \(c, w\)"),
+    (similarity_conv1d, (2, 4, 5), (6, 4, 3, 3), r"`weight` must be \(o, c/groups, kw\)"),
+    (similarity_conv3d, (4, 5, 5), (6, 4, 3, 3, 3), r"`x` must be \(n, c, d, h, w\) or"),
+    call=lambda f, x, weight: f(torch.zeros(x), torch.zeros(weight), torch.zeros(3)),
 )
-def test_errors(f, x, weight, message):
-    with pytest.raises(ValueError, match=message):
-        f(torch.zeros(x), torch.zeros(weight), torch.zeros(3))

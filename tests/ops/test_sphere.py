@@ -1,15 +1,17 @@
 """Hyperspherical convolution and the patch norm, against their definitions."""
 
+from functools import partial
 from math import pi, tanh
 
 import pytest
 import torch
 from problems import PROBLEMS, ids
-from torch.autograd import gradcheck
+from refusals import refusals
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 from neural_similarity.functional import patch_norm, sphere_conv2d
+from neural_similarity.nn import Conv2d, SphereConv2d
 
 everywhere = pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
 
@@ -43,13 +45,6 @@ def test_cosine_is_the_cosine_of_patch_and_kernel(problem):
     assert_close(y.flatten(2), expected)
 
 
-def test_cosine_is_torchs_cosine_similarity_where_eps_vanishes():
-    x, weight = PROBLEMS[1].operands()
-    patches = F.unfold(x, 3).unsqueeze(1)
-    expected = F.cosine_similarity(patches, weight.flatten(1)[None, :, :, None], dim=2)
-    assert_close(sphere_conv2d(x, weight, eps=1e-30).flatten(2), expected)
-
-
 @pytest.mark.parametrize("k", [0.1, 0.3, torch.tensor(0.7, dtype=torch.float64)])
 def test_functions_of_the_angle(k):
     x, weight = PROBLEMS[0].operands()
@@ -74,13 +69,6 @@ def test_bounded_and_finite_at_zero_patches_and_aligned_vectors(angle):
     assert y[2, 1] < -0.99
     assert x.grad.isfinite().all()
     assert weight.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("angle", ["cosine", "linear", "sigmoid"])
-def test_gradients(angle):
-    x = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(2, 2, 2, 3, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda *t: sphere_conv2d(*t, angle=angle), (x, weight))
 
 
 def test_only_the_input_normalised_is_a_convolution_over_the_patch_norm():
@@ -113,22 +101,23 @@ def test_autocast_keeps_the_norm_in_float32():
         assert sphere_conv2d(x, weight).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"angle": "sine"}, "`angle` must be one of cosine, linear, sigmoid, got 'sine'"),
-        ({"normalize": "none"}, "`normalize` must be one of both, input, got 'none'"),
-        ({"normalize": "input", "angle": "linear"}, '`normalize` must be "both" for `angle`'),
-        ({"k": 0.0}, "`k` must be positive, got 0.0"),
-        ({"eps": 0.0}, "`eps` must be positive, got 0.0"),
-        ({"groups": 3}, "`groups` must divide the 4 channels, got 3"),
-        ({"groups": 0}, "`groups` must divide the 4 channels, got 0"),
-        ({"bias": torch.zeros(5)}, r"`bias` must be \(2,\), got \(5,\)"),
-        ({"x": torch.zeros(4, 5)}, r"numbers \(n, c, \*size\) .* of 2 sizes, got .* \(4, 5\)"),
-        ({"x": torch.zeros(1, 4, 5, 5).long()}, "`x` must be floating point numbers .*int64"),
-    ],
+LAYERS = SphereConv2d, partial(Conv2d, similarity="dynamic-diagonal")
+OPERANDS = {"x": torch.zeros(1, 4, 5, 5), "weight": torch.zeros(2, 4, 3, 3)}
+test_errors = refusals(
+    ({"angle": "sine"}, "`angle` must be one of cosine, linear, sigmoid, got 'sine'"),
+    ({"normalize": "none"}, "`normalize` must be one of both, input, got 'none'"),
+    ({"normalize": "input", "angle": "linear"}, '`normalize` must be "both" for `angle`'),
+    ({"k": 0.0}, "`k` must be positive, got 0.0"),
+    ({"eps": 0.0}, "`eps` must be positive, got 0.0"),
+    ({"groups": 3}, "`groups` must divide the 4 channels, got 3"),
+    ({"groups": 0}, "`groups` must divide the 4 channels, got 0"),
+    ({"bias": torch.zeros(5)}, r"`bias` must be \(2,\), got \(5,\)"),
+    ({"x": torch.zeros(4, 5)}, r"numbers \(n, c, \*size\) .* of 2 sizes, got .* \(4, 5\)"),
+    ({"x": torch.zeros(1, 4, 5, 5).long()}, "`x` must be floating point numbers .*int64"),
+    call=lambda options: sphere_conv2d(**OPERANDS | options),
 )
-def test_errors(options, message):
-    usual = {"x": torch.zeros(1, 4, 5, 5), "weight": torch.zeros(2, 4, 3, 3)}
-    with pytest.raises(ValueError, match=message):
-        sphere_conv2d(**usual | options)
+test_maps_smaller_than_the_window_are_refused = refusals(
+    *((make, size, "[Kk]ernel|window") for make in LAYERS for size in [(5, 2), (2, 5), (1, 1)]),
+    call=lambda make, size: make(4, 3, 3)(torch.randn(2, 4, *size)),
+    error=(ValueError, RuntimeError),
+)

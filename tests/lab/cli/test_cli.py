@@ -178,14 +178,6 @@ def test_missing_data_exit_with_1_and_say_what_to_do(tmp_path, monkeypatch, caps
     assert not list(tmp_path.iterdir())
 
 
-def test_evaluate_scores_the_test_set_again(static, capsys):
-    assert cli.main(["evaluate", str(static.path), "--device", "cpu"]) == 0
-    summary = json.loads(static.summary.read_text())
-    told = capsys.readouterr().out
-    assert f"accuracy {100 * summary['test_accuracy']:.2f} %" in told
-    assert "32 test images" in told
-
-
 @pytest.mark.parametrize(("words", "precision"), [((), "fp32"), (("--precision", "bf16"), "bf16")])
 def test_evaluate_scores_in_float32_or_as_it_is_told(
     static, tmp_path, capsys, passes, *, words, precision
@@ -348,11 +340,6 @@ def test_models_takes_names_and_similarities(capsys):
     names = [("cnn9", "none"), ("cnn9", "Static(Select())")]
     assert [(line[0], line[3]) for line in lines[:2]] == names
     assert [line[4] for line in lines[2:]] == ["92,848", f"{92_848 + 4 * 81:,}"]
-
-
-def test_data_prints_the_sizes(tmp_path, capsys):
-    assert cli.main(["data", "embedded", "--data", str(tmp_path)]) == 0
-    assert "64 training and 32 test images of 1x8x8, 4 classes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)

@@ -1,10 +1,11 @@
 import dataclasses
 import itertools
-import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 from torch.testing import assert_close
 
 from neural_similarity.lab.data import Augment, Batches, Images, Place, Preprocess, load_dataset
@@ -149,28 +150,6 @@ def test_a_gpu_makes_the_same_batches(padding):
         assert torch.equal(y.cpu(), here.at(step)[1])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Augment(crop=-4), "`crop` must be an integer of at least 0, got -4"),
-        (lambda: Augment(padding="edge"), "`padding` must be one of zero, .*, got 'edge'"),
-        (lambda: Augment(flips="never"), "`flips` must be one of random, .*, got 'never'"),
-        (lambda: batches(augment=Augment(crop=5)), "`crop` must be smaller than .* 5x7 .*, got 5"),
-        (lambda: batches(augment=Augment(crop=100)), "`crop` must be smaller than .*, got 100"),
-        (lambda: batches().at(-1), "`step` must not be negative, got -1"),
-        (lambda: batches(size=0), f"a batch of 0 from {COUNT} images"),
-        (lambda: batches(size=COUNT + 1), f"a batch of {COUNT + 1} from {COUNT} images"),
-        (
-            lambda: batches(preprocess=Preprocess.raw_values(1)),
-            r"uint8 or int32 tensor \(n, 1, h, w\), got",
-        ),
-    ],
-)
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_sets_that_are_padded_part_by_part_are_whole(monkeypatch):
     monkeypatch.setattr("neural_similarity.lab.data.transforms.AT_ONCE", 4)
     pixels = images().pixels
@@ -213,11 +192,6 @@ def test_standardises_every_channel():
     assert actual.dtype == torch.float32
 
 
-def test_raw_leaves_every_value_exactly():
-    values = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 2, 16, 16)
-    assert torch.equal(Preprocess.raw_values(2)(values), values.float())
-
-
 def test_fit_gives_mean_zero_and_deviation_one():
     values = pixels(count=50)
     values[:, 1] //= 3
@@ -230,56 +204,12 @@ def test_fit_gives_mean_zero_and_deviation_one():
     assert_close(standardised.std((0, 2, 3), correction=0), torch.ones(3).double())
 
 
-def test_survives_json():
-    preprocess = Preprocess.fit_to_images(labelled(pixels()))
-    restored = Preprocess(**json.loads(json.dumps(dataclasses.asdict(preprocess))))
-    assert restored == preprocess
-    assert hash(restored) == hash(preprocess)
-
-
-def test_keeps_the_memory_format():
-    preprocess = Preprocess.raw_values(3)
-    assert preprocess(pixels()).is_contiguous()
-    last = pixels().contiguous(memory_format=torch.channels_last)
-    assert preprocess(last).is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(preprocess(last), preprocess(pixels()))
-
-
-def test_no_images_are_no_error():
-    assert Preprocess.raw_values(3)(pixels(count=0)).shape == (0, 3, 4, 6)
-
-
-@pytest.mark.parametrize("wrong", [pixels(1), pixels().float(), pixels()[0]])
-def test_refuses_other_inputs(wrong):
-    with pytest.raises(ValueError, match=r"a uint8 or int32 tensor \(n, 3, h, w\), got"):
-        Preprocess.raw_values(3)(wrong)
-
-
-@pytest.mark.parametrize(("mean", "std"), [((0, 0), (1,)), ((0,), (0,)), ((0,), (float("nan"),))])
-def test_refuses_other_numbers(mean, std):
-    with pytest.raises(ValueError, match="`mean` and `std` must hold one number per channel"):
-        Preprocess(mean, std)
-
-
-def test_fit_refuses_a_constant_channel_and_no_images():
-    values = pixels()
-    values[:, 2] = 7
-    for wrong, found in ((values, "5 images .* channel 2"), (pixels(count=0), "0 images")):
-        with pytest.raises(ValueError, match=f"must vary in every channel, got {found}"):
-            Preprocess.fit_to_images(labelled(wrong))
-
-
 def test_inputs_by_the_numbers_of_imagenet():
     images = labelled(torch.zeros(1, 3, 2, 2).byte())
     told = Preprocess.for_images(images, "imagenet")
     x = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
     wanted = [(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]
     torch.testing.assert_close(told(x).flatten(), torch.tensor(wanted))
-
-
-def test_misspelt_inputs_are_refused():
-    with pytest.raises(ValueError, match=r"`inputs` must be one of .*, got 'Raw'"):
-        Preprocess.for_images(load_dataset("embedded").test, "Raw")
 
 
 def test_balanced_batches_have_all_classes_equally_often():
@@ -295,3 +225,41 @@ def test_balanced_batches_have_all_classes_equally_often():
     assert torch.equal(labels, drawn[137][1])
     different = {tuple(image.flatten().tolist()) for x, _ in drawn for image in x}
     assert len(different) == 100
+
+
+def constant_channel():
+    values = pixels()
+    values[:, 2] = 7
+    return values
+
+
+test_errors = refusals(
+    (lambda: Augment(crop=-4), "`crop` must be an integer of at least 0, got -4"),
+    (lambda: Augment(padding="edge"), "`padding` must be one of zero, .*, got 'edge'"),
+    (lambda: Augment(flips="never"), "`flips` must be one of random, .*, got 'never'"),
+    (lambda: batches(augment=Augment(crop=5)), "`crop` must be smaller than .* 5x7 .*, got 5"),
+    (lambda: batches(augment=Augment(crop=100)), "`crop` must be smaller than .*, got 100"),
+    (lambda: batches().at(-1), "`step` must not be negative, got -1"),
+    (lambda: batches(size=0), f"a batch of 0 from {COUNT} images"),
+    (lambda: batches(size=COUNT + 1), f"a batch of {COUNT + 1} from {COUNT} images"),
+    (lambda: batches(preprocess=Preprocess.raw_values(1)), r"int32 tensor \(n, 1, h, w\), got"),
+    *(
+        (partial(Preprocess.raw_values(3), wrong), r"a uint8 or int32 tensor \(n, 3, h, w\), got")
+        for wrong in (pixels(1), pixels().float(), pixels()[0])
+    ),
+    *(
+        (partial(Preprocess, mean, std), "`mean` and `std` must hold one number per channel")
+        for mean, std in (((0, 0), (1,)), ((0,), (0,)), ((0,), (float("nan"),)))
+    ),
+    *(
+        (partial(Preprocess.fit_to_images, labelled(wrong)), f"in every channel, got {words}")
+        for wrong, words in (
+            (constant_channel(), "5 images .* channel 2"),
+            (pixels(count=0), "0 images"),
+        )
+    ),
+    (
+        lambda: Preprocess.for_images(load_dataset("embedded").test, "Raw"),
+        "`inputs` must be one of .*, got 'Raw'",
+    ),
+)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from refusals import refusals
 
 from neural_similarity.lab.data import Dataset, Images, hold_out, load_dataset
 
@@ -18,32 +19,6 @@ def test_subset_keeps_the_order_that_is_asked_for():
     assert torch.equal(part.pixels[0], whole.pixels[7])
     assert torch.equal(part.pixels[2], whole.pixels[3])
     assert part.classes == whole.classes
-
-
-@pytest.mark.parametrize(
-    "pixels",
-    [
-        torch.zeros(2, 3, 4, 5),
-        torch.zeros(2, 4, 5, dtype=torch.uint8),
-        torch.zeros(2, 4, 5, 3, dtype=torch.uint8).permute(0, 3, 1, 2),
-    ],
-    ids=["float", "three axes", "strided"],
-)
-def test_pixels_are_contiguous_bytes_of_four_axes(pixels):
-    with pytest.raises(ValueError, match="`pixels` must be a contiguous uint8 or int32 tensor"):
-        Images(pixels, torch.zeros(2, dtype=torch.int64), ("a",))
-
-
-@pytest.mark.parametrize("labels", [torch.zeros(3).long(), torch.zeros(2).int()])
-def test_there_is_one_label_for_each_image(labels):
-    with pytest.raises(ValueError, match=r"`labels` must be an int64 tensor \(2,\), one per image"):
-        Images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), labels, ("a",))
-
-
-@pytest.mark.parametrize("labels", [[0, 2], [-1, 0]])
-def test_labels_name_classes(labels):
-    with pytest.raises(ValueError, match=r"`labels` must lie in 0\.\.1, one of 2 classes, got"):
-        Images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor(labels), ("a", "b"))
 
 
 def test_digest_is_that_of_the_content():
@@ -95,18 +70,6 @@ def test_held_out_depends_on_the_seed_alone():
     assert not torch.equal(hold_out(images(), 12, seed=6)[1].pixels, first.pixels)
 
 
-def test_every_class_keeps_an_image_and_validation_is_named():
-    lacking = images().subset([0, 1, 2, 4, 5, 6])
-    for whole, count, message in (
-        (images(), 40, "more than 10 images of the class 'a' to hold 10 of them"),
-        (images(), 40, "`validation` must leave every class .* got 40: `images`"),
-        (images(), -1, "`validation` must not be negative, got -1"),
-        (lacking, 4, r"more than 1 images of the class 'd' .* got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            hold_out(whole, count, seed=0)
-
-
 def test_a_subset_is_named_by_a_mask_too():
     images = load_dataset("embedded").test
     chosen = images.subset(images.labels == 9)
@@ -115,3 +78,28 @@ def test_a_subset_is_named_by_a_mask_too():
     for wrong in ([0.9, 1.9], torch.ones(3, dtype=torch.bool)):
         with pytest.raises(ValueError, match="`indices` must be integers, or a mask of 2000"):
             images.subset(wrong)
+
+
+BYTES, ZEROS = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+test_errors = refusals(
+    *(
+        (pixels, ZEROS, "a", "`pixels` must be a contiguous uint8 or int32 tensor")
+        for pixels in (BYTES.float(), BYTES[0], BYTES.expand(2, 3, 2, 2))
+    ),
+    *(
+        (BYTES, labels, "a", r"`labels` must be an int64 tensor \(2,\), one per image")
+        for labels in (torch.zeros(3).long(), ZEROS.int())
+    ),
+    *(
+        (BYTES, torch.tensor(labels), "ab", r"`labels` must lie in 0\.\.1, one of 2 classes, got")
+        for labels in ([0, 2], [-1, 0])
+    ),
+    call=lambda pixels, labels, classes: Images(pixels, labels, tuple(classes)),
+)
+test_every_class_keeps_an_image_and_validation_is_named = refusals(
+    (images(), 40, "more than 10 images of the class 'a' to hold 10 of them"),
+    (images(), 40, "`validation` must leave every class .* got 40: `images`"),
+    (images(), -1, "`validation` must not be negative, got -1"),
+    (images().subset([0, 1, 2, 4, 5, 6]), 4, r"more than 1 images of the class 'd' .* got 0"),
+    call=lambda images, count: hold_out(images, count, seed=0),
+)

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from refusals import refusals
 from safetensors.torch import load_file
 from tiny_images import tiny as tiny
 from torch import nn
@@ -312,17 +313,12 @@ def test_film_scales_and_shifts_what_is_normalised():
     torch.testing.assert_close(alone(x), wanted)
 
 
-@pytest.mark.parametrize(
-    ("network", "where", "message"),
-    [
-        (nn.Sequential(nn.BatchNorm2d(2)), "0", "`where` must be none for film"),
-        (nn.Sequential(nn.Conv2d(2, 2, 3)), None, "film must have nn.BatchNorm2d"),
-        (nn.Sequential(nn.BatchNorm2d(2, affine=False)), None, "film must have nn.BatchNorm2d"),
-    ],
+test_film_without_its_layers_is_refused = refusals(
+    (nn.Sequential(nn.BatchNorm2d(2)), "0", "`where` must be none for film"),
+    (nn.Sequential(nn.Conv2d(2, 2, 3)), None, "film must have nn.BatchNorm2d"),
+    (nn.Sequential(nn.BatchNorm2d(2, affine=False)), None, "film must have nn.BatchNorm2d"),
+    call=lambda network, where: with_baseline(network, "film", where),
 )
-def test_film_without_its_layers_is_refused(network, where, message):
-    with pytest.raises(ValueError, match=message):
-        with_baseline(network, "film", where)
 
 
 def test_every_baseline_is_on_the_page_with_its_number_of_parameters():
@@ -430,18 +426,13 @@ def test_a_library_that_is_missing(baseline, package, module, monkeypatch):
         with_baseline(ns.models.resnet20(), baseline)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"baseline": "ssf", "train": "baseline+M"}, "`baseline` must be none with a similarity"),
-        ({"baseline": "ssf", "train": "head", "similarity": None}, "`train` must name baseline"),
-        ({"train": "baseline", "similarity": None}, "`train` must name baseline"),
-        ({"baseline": "boft", "train": "baseline", "similarity": None}, "`baseline` must be one"),
-    ],
+test_what_does_not_go_together = refusals(
+    ({"baseline": "ssf", "train": "baseline+M"}, "`baseline` must be none with a similarity"),
+    ({"baseline": "ssf", "train": "head", "similarity": None}, "`train` must name baseline"),
+    ({"train": "baseline", "similarity": None}, "`train` must name baseline"),
+    ({"baseline": "boft", "train": "baseline", "similarity": None}, "`baseline` must be one"),
+    call=lambda fields: AdaptationRecipe(**fields),
 )
-def test_what_does_not_go_together(fields, message):
-    with pytest.raises(ValueError, match=message):
-        AdaptationRecipe(**fields)
 
 
 def test_a_configuration_of_older_versions():

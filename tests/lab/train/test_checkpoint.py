@@ -1,4 +1,3 @@
-import json
 import logging
 import shutil
 
@@ -6,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from neural_similarity.files import new_folder, read_json, write_json, write_text
+from neural_similarity.files import write_json
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import (
@@ -58,15 +57,6 @@ def test_restored_state_goes_on_as_the_saved_one(tmp_path):
         assert torch.equal(tensor, other.model.state_dict()[name]), name
 
 
-def test_restored_randomness_is_that_of_the_saved_process(tmp_path):
-    state = make_state()
-    path = save_checkpoint(tmp_path, state, {}, keep=1)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    restore_state(path, state)
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_every_process_goes_on_with_its_own_random_numbers(tmp_path, monkeypatch):
     """Of three, which saved together; a fourth takes those of one of them."""
     state, states, expected = make_state(), [], []
@@ -95,18 +85,6 @@ def test_randomness_of_a_gpu_is_restored_too(tmp_path):
     assert torch.equal(torch.rand(3, device="cuda"), expected)
 
 
-def test_a_tensor_under_two_names_is_saved_once_and_stays_shared(tmp_path):
-    state = make_state()
-    state.model = nn.ModuleList([shared := nn.Linear(2, 2), shared])
-    state.optimizer = torch.optim.SGD(state.model.parameters(), lr=0.1)
-    path = save_checkpoint(tmp_path, state, {}, keep=1)
-    expected = shared.weight.detach().clone()
-    with torch.no_grad():
-        shared.weight.zero_()
-    restore_state(path, state)
-    assert torch.equal(state.model[1].weight, expected)
-
-
 @pytest.mark.parametrize("error", [OSError("no space"), RuntimeError("no space\nframe #0")])
 def test_a_full_disk_is_told_in_a_line_and_leaves_what_there_was(tmp_path, monkeypatch, error):
     state = make_state()
@@ -120,24 +98,6 @@ def test_a_full_disk_is_told_in_a_line_and_leaves_what_there_was(tmp_path, monke
     with pytest.raises(RunError, match=r"step-00000001: no space; earlier checkpoints stay"):
         save_checkpoint(tmp_path, state, {}, keep=2)
     assert list_checkpoints(tmp_path) == [before]
-
-
-def test_only_the_newest_stay_and_nothing_half_written(tmp_path):
-    state = make_state()
-    (tmp_path / f".step-00000007.{2**22 + 1}.partial").mkdir(parents=True)
-    (tmp_path / "best").mkdir()
-    for _ in range(4):
-        advance(state)
-        save_checkpoint(tmp_path, state, {}, keep=2)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["best", "step-00000003", "step-00000004"]
-
-
-def test_checkpoints_of_a_later_step_are_removed(tmp_path):
-    state = make_state()
-    for state.step in (5, 9, 6):
-        save_checkpoint(tmp_path, state, {}, keep=2)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000005", "step-00000006"]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -225,22 +185,6 @@ def test_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, caplog, n
     assert "the checkpoint before it is used" in warning
 
 
-def test_without_a_whole_checkpoint_the_error_says_what_to_do(tmp_path):
-    path = save_checkpoint(tmp_path, make_state(), {}, keep=2)
-    truncate(path / WEIGHTS)
-    with pytest.raises(RunError, match=r"holds no whole checkpoint; train again .* --out"):
-        newest_checkpoint(tmp_path)
-
-
-def test_whole_checkpoint_has_no_damage_and_texts_in_its_header(tmp_path):
-    from safetensors import safe_open
-
-    path = save_checkpoint(tmp_path, make_state(), {"classes": json.dumps(["a", "b"])}, keep=2)
-    assert find_damage(path) is None
-    with safe_open(path / WEIGHTS, "pt") as file:
-        assert json.loads(file.metadata()["classes"]) == ["a", "b"]
-
-
 def test_a_digest_is_of_the_weights_alone(tmp_path):
     """safetensors writes the texts of a header in any order, here of 6! orders."""
     texts = {str(i): "text" for i in range(6)}
@@ -251,14 +195,3 @@ def test_a_digest_is_of_the_weights_alone(tmp_path):
     with torch.no_grad():
         next(other.model.parameters()).view(-1)[0] += 1e-3
     assert weights_digest(save_checkpoint(tmp_path / "other", other, texts, keep=2)) != same[0]
-
-
-def test_an_earlier_file_stays_until_the_new_one_is_whole(tmp_path):
-    write_json(tmp_path / "summary.json", {"steps": 6})
-    with pytest.raises(ValueError, match=r"summary\.json takes text in UTF-8"):
-        write_text(tmp_path / "summary.json", "cut short \ud800")
-    assert read_json(tmp_path / "summary.json") == {"steps": 6}
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-    with pytest.raises(UnicodeEncodeError), new_folder(tmp_path / "run") as folder:
-        (folder / "text").write_text("cut short \ud800", encoding="utf-8")
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refusals
 from torch import nn
 
 from neural_similarity.lab.errors import RunError
@@ -9,11 +10,6 @@ from neural_similarity.lab.train.exporting import compare_logits
 
 NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
 X = torch.rand(8, 3, 8, 8)
-
-
-def test_a_file_that_computes_other_logits():
-    with pytest.raises(RunError, match=r"logits differ from the run's by .*e-01"):
-        compare_logits(NETWORK, lambda x: NETWORK(x) + 0.5, X, [1, 3])
 
 
 @pytest.mark.parametrize("largest", [0.5, 1.0, 50.0])
@@ -45,17 +41,6 @@ def test_few_images_are_taken_again_where_batches_need_more():
     assert seen[:2] == [1, 7]
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_agree_with_none(number):
-    with pytest.raises(RunError, match="logits differ from the run's by"):
-        compare_logits(NETWORK, lambda x: NETWORK(x) * number, X, [1, 3])
-
-
-def test_a_file_of_other_shapes():
-    with pytest.raises(RunError, match=r"have the shape \(8, 1\), the run's \(8, 4\)"):
-        compare_logits(NETWORK, lambda x: NETWORK(x)[:, :1], X, [1, 3])
-
-
 def test_a_larger_size_at_which_the_network_overflows_is_taken_and_not_compared():
     def network(x):
         return NETWORK(x) * (1.0 if x.shape[2] == 8 else float("inf"))
@@ -73,10 +58,20 @@ def test_the_largest_difference_of_both_sizes_is_told(wrong):
     assert worst == pytest.approx(1e-4, rel=1e-2)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_network_without_finite_logits_is_named(number):
-    def network(x):
-        return NETWORK(x) * number
+def compared(other, network=NETWORK):
+    compare_logits(network, other, X, [1, 3])
 
-    with pytest.raises(RunError, match="the run's logits are not all finite"):
-        compare_logits(network, network, X, [1, 3])
+
+def times(number):
+    return lambda x: NETWORK(x) * number
+
+
+test_errors = refusals(
+    (lambda: compared(lambda x: NETWORK(x) + 0.5), "logits differ from the run's by .*e-01"),
+    (lambda: compared(times(float("nan"))), "logits differ from the run's by"),
+    (lambda: compared(times(float("inf"))), "logits differ from the run's by"),
+    (lambda: compared(lambda x: NETWORK(x)[:, :1]), r"shape \(8, 1\), the run's \(8, 4\)"),
+    (lambda: compared(*[times(float("nan"))] * 2), "the run's logits are not all finite"),
+    (lambda: compared(*[times(float("inf"))] * 2), "the run's logits are not all finite"),
+    error=RunError,
+)

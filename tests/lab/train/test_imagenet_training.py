@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import kills
@@ -15,11 +13,8 @@ from tiny_imagenet import CLASSES, make_imagenet
 
 from neural_similarity import visualize
 from neural_similarity.lab import cli, session
-from neural_similarity.lab.cli import runs
-from neural_similarity.lab.data.decoding import read_centre
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import load, resume, train
-from neural_similarity.lab.train import read_run
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 
@@ -29,15 +24,6 @@ STEPS, EPOCH = 9, 6
 CHANGES = {"width": 0.05, "batch_size": 8, "log_every": 3, "checkpoint_every": 2, "workers": 2}
 CHANGES |= {"precision": "fp32", "threads": 1, "image_size": 32}
 CHANGES |= {"similarity": Dynamic(Diagonal(), predictor=SphereNet(hidden=4))}
-
-PROGRAM = """
-import os, signal, sys
-from neural_similarity.lab import cli
-from neural_similarity.lab.train.journal import Journal
-step = int(sys.argv[1])
-Journal.show_step = lambda _, done: os.kill(os.getpid(), signal.SIGKILL) if done == step else None
-sys.exit(cli.main(sys.argv[2:]))
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,19 +59,6 @@ def reference(root, tmp_path_factory):
 
 def assert_same(run, reference):
     kills.assert_same(outcome(run, "last"), outcome(reference, "last"))
-
-
-@pytest.mark.long
-def test_killed_in_the_middle_of_an_epoch_it_ends_bit_identical(root, reference, tmp_path):
-    """SIGKILL after step 4 of an epoch of 6; the decoding processes go with the training."""
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, "4", "train"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command += flags(root, tmp_path / "run")
-    options = {"env": environment, "capture_output": True, "text": True, "check": False}
-    result = subprocess.run(command, **options)
-    assert result.returncode == -signal.SIGKILL, result.stderr
-    assert cli.main(["train", "--resume", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    assert_same(read_run(tmp_path / "run"), reference)
 
 
 def test_resumed_with_other_workers_it_ends_bit_identical(root, reference, tmp_path, monkeypatch):
@@ -127,16 +100,6 @@ def test_evaluate_and_inspect_read_the_files_again(reference, monkeypatch, capsy
     monkeypatch.setattr(visualize, "draw", lambda _, inputs, __: drawn.append(inputs) or [])
     assert cli.main(["inspect", str(reference.path), "--device", "cpu"]) == 0
     assert [inputs.shape for inputs in drawn] == [(2, 3, 32, 32)]
-
-
-def test_predict_cuts_the_centre_out_as_scoring_does(root, reference, monkeypatch):
-    seen = []
-    answer = torch.ones(1, 12)
-    monkeypatch.setattr(runs.training, "predict_logits", lambda _, x, *__: seen.append(x) or answer)
-    path = root / "val" / CLASSES[0] / f"{CLASSES[0]}_1.JPEG"
-    assert cli.main(["predict", str(reference.path), str(path), "--device", "cpu"]) == 0
-    expected = torch.tensor(read_centre(path, 32)).permute(2, 0, 1)[None]
-    assert torch.equal(seen[0], expected)
 
 
 @pytest.mark.parametrize("name", ["imagenet-cnn10++", "imagenet-resnet18-static-dns"])

@@ -1,16 +1,21 @@
 """What runs learn: one `Task` class per kind of run, all trained by the same session."""
 
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from neural_similarity.lab.tasks.adaptation import AdaptationTask
 from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask
-from neural_similarity.lab.tasks.rival_layers import RIVALS as RIVALS  # so that runs find them
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.task import Task
 
 TASKS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask, AdaptationTask)
 """The kinds of runs, identified by the class of a recipe or the `command` of a folder."""
+
+for _entry in entry_points(group="neural_similarity.networks"):  # so that runs find them
+    if find_spec(_entry.value.partition(".")[0]):
+        _entry.load()
 
 
 def task_of(recipe: TrainingRecipe) -> type[Task[Any, Any]]:

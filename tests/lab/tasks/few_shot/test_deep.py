@@ -5,6 +5,7 @@ import copy
 import pytest
 import textures
 import torch
+from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -270,24 +271,18 @@ def test_autocast_leaves_what_follows_the_embedding_in_full_precision():
         assert predict(drawn.query.float()).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DiscriminativeKShot(network(1)), "at least two base classes .*, got 1"),
-        (lambda: DiscriminativeKShot(network()[:-1]), "ends in a torch.nn.Linear"),
-        (lambda: Leo(network()[:-1]), "ends in a torch.nn.Linear"),
-        (lambda: Latent(size=0), "`size` must be at least 1, got 0"),
-        (lambda: Latent(steps=0), "`steps` must be at least 1, got 0"),
-        (lambda: Latent(tuning_steps=-1), "`tuning_steps` must be at least 0, got -1"),
-        (lambda: Latent(dropout=1.0), r"`dropout` must be in \[0, 1\), got 1.0"),
-        (lambda: Tadam(network(), scale=0.0), "`scale` must be positive, got 0.0"),
-        (lambda: Tadam(network(), depth=0), "`depth` must be at least 1, got 0"),
-        (lambda: Tadam(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))), "must have batch norm"),
-    ],
+test_errors = refusals(
+    (lambda: DiscriminativeKShot(network(1)), "at least two base classes .*, got 1"),
+    (lambda: DiscriminativeKShot(network()[:-1]), "ends in a torch.nn.Linear"),
+    (lambda: Leo(network()[:-1]), "ends in a torch.nn.Linear"),
+    (lambda: Latent(size=0), "`size` must be at least 1, got 0"),
+    (lambda: Latent(steps=0), "`steps` must be at least 1, got 0"),
+    (lambda: Latent(tuning_steps=-1), "`tuning_steps` must be at least 0, got -1"),
+    (lambda: Latent(dropout=1.0), r"`dropout` must be in \[0, 1\), got 1.0"),
+    (lambda: Tadam(network(), scale=0.0), "`scale` must be positive, got 0.0"),
+    (lambda: Tadam(network(), depth=0), "`depth` must be at least 1, got 0"),
+    (lambda: Tadam(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))), "must have batch norm"),
 )
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_leo_draws_codes_and_classifiers_in_training(monkeypatch):

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from moved import moved
+from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -229,29 +230,23 @@ def step(**changes):
     return Phase(**{"fast": ("head",), "steps": 1, "rate": 0.1, **changes})
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: step(steps=0), "`steps` must be at least 1, got 0"),
-        (lambda: step(rate=0.0), "`rate` must be positive, got 0.0"),
-        (lambda: step(fast=("body",)), "`fast` must name groups among all, head, .*, got 'body'"),
-        (lambda: step(fast=()), "`fast` must name at least one group, got none"),
-        (lambda: Tuning(batch_size=0), "`batch_size` must be an integer of at least 1, got 0"),
-        (lambda: Tuning(epochs=-1), "`epochs` must be an integer of at least 1, got -1"),
-        (lambda: Tuning(lr=0), "`lr` must be positive, got 0"),
-        (lambda: GradientBased(network(), 3, []), "`phases` must have at least one phase"),
-        (lambda: maml(network()[:-1]), "ends in a torch.nn.Linear, got a Sequential that ends in"),
-        (lambda: maml(nn.Linear(3, 3)), "must be a torch.nn.Sequential .*, got a Linear"),
-        (lambda: meta_learned(network("none")), "must have parameters of the group 'similarity'"),
-        (lambda: GradientBased(network(), 3, [step()], trained=("predictor",)), "'predictor'"),
-        (lambda: GradientBased(network(), 3, [step()], trained=("none",)), "`trained` must name"),
-        (lambda: maml(network(), 5).loss(episode()), "`ways` must be 5, .* got 3"),
-        (lambda: maml(network(), 2).adapt(*episode()[:2], 3), "`ways` must be 2, .* got 3"),
-    ],
+test_errors = refusals(
+    (lambda: step(steps=0), "`steps` must be at least 1, got 0"),
+    (lambda: step(rate=0.0), "`rate` must be positive, got 0.0"),
+    (lambda: step(fast=("body",)), "`fast` must name groups among all, head, .*, got 'body'"),
+    (lambda: step(fast=()), "`fast` must name at least one group, got none"),
+    (lambda: Tuning(batch_size=0), "`batch_size` must be an integer of at least 1, got 0"),
+    (lambda: Tuning(epochs=-1), "`epochs` must be an integer of at least 1, got -1"),
+    (lambda: Tuning(lr=0), "`lr` must be positive, got 0"),
+    (lambda: GradientBased(network(), 3, []), "`phases` must have at least one phase"),
+    (lambda: maml(network()[:-1]), "ends in a torch.nn.Linear, got a Sequential that ends in"),
+    (lambda: maml(nn.Linear(3, 3)), "must be a torch.nn.Sequential .*, got a Linear"),
+    (lambda: meta_learned(network("none")), "must have parameters of the group 'similarity'"),
+    (lambda: GradientBased(network(), 3, [step()], trained=("predictor",)), "'predictor'"),
+    (lambda: GradientBased(network(), 3, [step()], trained=("none",)), "`trained` must name"),
+    (lambda: maml(network(), 5).loss(episode()), "`ways` must be 5, .* got 3"),
+    (lambda: maml(network(), 2).adapt(*episode()[:2], 3), "`ways` must be 2, .* got 3"),
 )
-def test_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 NORMED = ns.Dynamic(predictor=ns.SphereNet(hidden=4, batch_norm=True))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refusals
 from tiny_classes import make_images
 from torch import nn
 from torch.nn import functional as F
@@ -346,12 +347,6 @@ def test_every_method_predicts(name):
     assert not logits.requires_grad
 
 
-def test_relation_net_needs_cnn4_or_cnn9():
-    other = models.build("resnet12", 5, image_size=16, width=0.1)
-    with pytest.raises(ValueError, match="`network` must be convnet4 or cnn9, whose maps are"):
-        METHODS["relation"].build(other, SIZES)
-
-
 @pytest.fixture(scope="module")
 def tested():
     held = make_images(5, 10)
@@ -486,17 +481,6 @@ def _normalised(plain, support, query):
     return query
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_evaluated_in_bf16(tested, name):
-    method = METHODS[name].build(network(similarity="static-diagonal"), SIZES)
-    for part in method.modules():
-        if hasattr(part, "tuning"):
-            part.tuning = SHORT
-    options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
-    assert evaluate_method(method, **tested, **options).shape == (6,)
-
-
 @pytest.mark.parametrize("statistics", ["support", "transductive"])
 def test_features_are_compared_in_full_precision(tested, statistics):
     """Embedding alone is in bf16, as in training and where features are kept."""
@@ -565,20 +549,6 @@ def test_running_statistics_that_training_did_not_keep_are_refused():
     assert use_statistics(method, "running").statistics == "running"
 
 
-@pytest.mark.parametrize(
-    ("name", "called"), [("static-nsn", "static NSN"), ("relation", "relation networks")]
-)
-def test_methods_of_no_batch_of_the_support_set_refuse_its_statistics(name, called):
-    method = use_statistics(METHODS[name].build(network(), SIZES), "support")
-    with pytest.raises(ValueError, match=rf"`statistics` must be .* for {called}.*got 'support'"):
-        method.adapt(images(6), LABELS, WAYS)
-
-
-def test_static_nsn_of_a_dynamic_network_is_refused():
-    with pytest.raises(ValueError, match=r"`backbone` must have convolutions that are plain or"):
-        METHODS["static-nsn"].build(network(similarity="dynamic-diagonal"), SIZES)
-
-
 def test_statistics_of_torchs_own_layers_are_called_what_they_are():
     method = set_statistics(ProtoNet(network()[:-1]), "transductive")
     assert set_statistics(method, None).statistics == "running"
@@ -603,3 +573,25 @@ def test_relations_are_two_convolutions_nine_cells_and_eight_units():
     y = F.adaptive_max_pool2d(y, 3).flatten(1)
     y = F.linear(F.linear(y, w1, c1).relu(), w2, c2)
     torch.testing.assert_close(method.compare(x), y)
+
+
+def adapted_by_support(name):
+    method = use_statistics(METHODS[name].build(network(), SIZES), "support")
+    method.adapt(images(6), LABELS, WAYS)
+
+
+test_errors = refusals(
+    (
+        lambda: METHODS["relation"].build(models.build("resnet12", 5, width=0.1), SIZES),
+        "`network` must be convnet4 or cnn9, whose maps are",
+    ),
+    (
+        lambda: METHODS["static-nsn"].build(network(similarity="dynamic-diagonal"), SIZES),
+        "`backbone` must have convolutions that are plain or",
+    ),
+    (lambda: adapted_by_support("static-nsn"), "`statistics` must be .* for static NSN.*'support'"),
+    (
+        lambda: adapted_by_support("relation"),
+        "`statistics` must be .* for relation networks.*'supp",
+    ),
+)

@@ -1,8 +1,10 @@
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from refusals import refusals
 from tiny_classes import make_images
 
 from neural_similarity.lab.data import Images
@@ -17,11 +19,12 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
 )
 
 SIZES = TaskSizes(ways=3, shots=2, queries=4)
+IMAGES = make_images(0, 5)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def images():
-    return make_images(0, 5)
+    return IMAGES
 
 
 def draw(images, count=20, seed=0, sizes=SIZES):
@@ -73,23 +76,6 @@ def test_lists_survive_files(images, tmp_path):
     again.check_data("d" * 64, "test", images)
 
 
-def test_lists_of_one_task_are_refused(images):
-    tasks = draw(images)
-    alone = Draw(*(part[:1] for part in (tasks.draw.classes, tasks.draw.support, tasks.draw.query)))
-    with pytest.raises(ValueError, match=r"`draw` must hold at least 2 tasks, .* got 1"):
-        replace(tasks, draw=alone)
-
-
-def test_lists_for_other_data_are_refused(images, tmp_path):
-    path = tmp_path / "tasks.json"
-    tasks = draw(images)
-    for data, part in (("e" * 64, "test"), ("d" * 64, "val")):
-        with pytest.raises(ValueError, match=r"tasks.json must be of the data at hand, .* made"):
-            tasks.check_data(data, part, images, path)
-    with pytest.raises(ValueError, match=r"`tasks` must name images below 9"):
-        tasks.check_data("d" * 64, "test", images.subset(range(9)))
-
-
 @pytest.mark.parametrize("fault", ["two in a way", "a class twice", "an image twice", "another"])
 def test_what_is_no_task_is_refused(images, fault):
     """Three ways of two shots and four queries; the fault is in the second task alone."""
@@ -133,30 +119,6 @@ def test_damaged_lists(images, tmp_path, change, message):
         read_tasks(path)
 
 
-def test_draws_that_do_not_fit_the_sizes_are_refused(images):
-    tasks = draw_tasks(images, TaskSizes(ways=2, shots=1, queries=2), 3, seed=0, data="d", part="p")
-    with pytest.raises(ValueError, match=r"`draw` must be of \(tasks, 2\) classes .*4\) and"):
-        replace(tasks, sizes=TaskSizes(ways=2, shots=2, queries=2))
-
-
-def test_too_few_classes_or_images(images):
-    with pytest.raises(ValueError, match="`ways` must be at most the number of classes, got 6"):
-        Sampler(images, TaskSizes(ways=6, shots=1, queries=1))
-    with pytest.raises(ValueError, match=r"5 \+ 8 images for shots and queries, got 12 .* 'c0'"):
-        Sampler(images, TaskSizes(ways=2, shots=5, queries=8))
-    fewer = images.subset([*(images.labels != 3).nonzero().flatten().tolist(), 36, 37])
-    with pytest.raises(ValueError, match=r"got 2 of the class 'c3'"):
-        Sampler(fewer, SIZES)
-    with pytest.raises(ValueError, match="`count` must be at least 2 tasks"):
-        draw(images, 1)
-
-
-@pytest.mark.parametrize(("name", "value"), [("ways", 1), ("shots", 0), ("queries", 0)])
-def test_bad_sizes(name, value):
-    with pytest.raises(ValueError, match=rf"`{name}` must be at least {value + 1}, got {value}"):
-        TaskSizes(**{name: value})
-
-
 def test_images_are_not_needed_in_order():
     mixed = make_images(0, 5)
     order = torch.randperm(len(mixed), generator=torch.Generator().manual_seed(0))
@@ -188,3 +150,41 @@ def test_the_last_image_must_be_there(images):
     tasks.check_data("d" * 64, "test", images.subset(range(last + 1)))
     with pytest.raises(ValueError, match=f"`tasks` must name images below {last}, got {last}"):
         tasks.check_data("d" * 64, "test", images.subset(range(last)))
+
+
+TASKS = draw(IMAGES)
+PARTS = ("classes", "support", "query")
+FEWER = IMAGES.subset([*(IMAGES.labels != 3).nonzero().flatten().tolist(), 36, 37])
+SMALL = draw(IMAGES, 3, sizes=TaskSizes(ways=2, shots=1, queries=2))
+test_errors = refusals(
+    (
+        lambda: replace(TASKS, draw=Draw(*(getattr(TASKS.draw, part)[:1] for part in PARTS))),
+        "`draw` must hold at least 2 tasks, .* got 1",
+    ),
+    (
+        lambda: replace(SMALL, sizes=TaskSizes(ways=2, shots=2, queries=2)),
+        r"`draw` must be of \(tasks, 2\) classes .*4\) and",
+    ),
+    *(
+        (partial(TASKS.check_data, data, part, IMAGES, "x.json"), r"x\.json must be of the data at")
+        for data, part in (("e" * 64, "test"), ("d" * 64, "val"))
+    ),
+    (
+        lambda: TASKS.check_data("d" * 64, "test", IMAGES.subset(range(9))),
+        "`tasks` must name images below 9",
+    ),
+    (
+        lambda: Sampler(IMAGES, TaskSizes(ways=6, shots=1, queries=1)),
+        "at most the number of classes, got 6",
+    ),
+    (
+        lambda: Sampler(IMAGES, TaskSizes(ways=2, shots=5, queries=8)),
+        r"5 \+ 8 images .*, got 12 .* 'c0'",
+    ),
+    (lambda: Sampler(FEWER, SIZES), "got 2 of the class 'c3'"),
+    (lambda: draw(IMAGES, 1), "`count` must be at least 2 tasks"),
+    *(
+        (partial(TaskSizes, **{name: least - 1}), f"`{name}` must be at least {least}, got")
+        for name, least in (("ways", 2), ("shots", 1), ("queries", 1))
+    ),
+)

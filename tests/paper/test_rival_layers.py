@@ -8,13 +8,13 @@ from torch.nn import functional as F
 
 import neural_similarity as ns
 from neural_similarity import models
-from neural_similarity.lab.tasks.rival_layers import (
+from neural_similarity.lab.train import Recipe, choose_runtime
+from neural_similarity_paper.rival_layers import (
     RIVALS,
     CondConv2d,
     DeformableConv2d,
     DynamicFilter2d,
 )
-from neural_similarity.lab.train import Recipe, choose_runtime
 
 KINDS = tuple(RIVALS.values())
 WINDOWS = [(3, 1, 1), (3, 2, 0), (5, 3, 2), (2, 1, 1)]

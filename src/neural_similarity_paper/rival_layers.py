@@ -1,7 +1,7 @@
 """Other layers whose kernel depends on the image, in CNN-9, for comparison with `ns.Dynamic`.
 
-Each takes the arguments of a plain convolution without groups. Importing this module lets recipes
-name the networks of `RIVALS`.
+Each takes the arguments of a plain convolution without groups. The entry point
+`neural_similarity.networks` names this module, so that recipes may name the networks of `RIVALS`.
 """
 
 from collections.abc import Callable
