@@ -30,8 +30,21 @@ M = {"body.0.similarity.raw", "body.3.similarity.raw"}
         (["fc", "body.1"], {"fc.weight", "fc.bias", "body.1.weight", "body.1.bias"}),
         ("*.bias", {"body.0.bias", "body.1.bias", "body.3.bias", "fc.bias"}),
         ("body.[13]", {f"body.{i}.{name}" for i in (1, 3) for name in ("weight", "bias")}),
+        (
+            "*",
+            {f"{i}.{n}" for i in ("fc", "body.0", "body.1", "body.3") for n in ("weight", "bias")},
+        ),
     ],
-    ids=["nothing", "none of them", "module", "parameter", "several", "glob", "class of names"],
+    ids=[
+        "nothing",
+        "none of them",
+        "module",
+        "parameter",
+        "several",
+        "glob",
+        "class of names",
+        "all",
+    ],
 )
 def test_similarities_and_what_is_named_train(network, train, extra, caplog):
     with caplog.at_level("INFO"):

@@ -36,7 +36,7 @@ def path(request, tmp_path_factory):
     """A folder in which the path was run for all of the network, whose records are asked for."""
     alone = AdaptationRecipe(**SETTINGS, similarity=SIMILARITIES[request.param], train="M")
     plain = replace(TINY, similarity=None)
-    recipes = {PLAIN: plain, ALONE: alone, ALL: replace(alone, train="all")}
+    recipes = {PLAIN: plain, ALONE: alone, ALL: replace(alone, train="M+all")}
     folder = tmp_path_factory.mktemp("path")
     with launched_here() as commands, pytest.MonkeyPatch.context() as patch:
         use_tiny_images(patch)

@@ -283,6 +283,14 @@ def test_modules_to_save_have_statistics_of_their_own(backbone, x, tmp_path):
     assert torch.equal(model(x), y)
 
 
+@pytest.mark.parametrize("parts", [["7"], ["1"], ["1", "7"]], ids=["head", "norm", "both"])
+def test_modules_to_save_train_what_freezing_names(backbone, parts):
+    model = wrapped(backbone, modules_to_save=parts)
+    frozen = ns.freeze_backbone(ns.convert(backbone, "static-full"), train=parts)
+    trained = [sorted(p.shape for p in m.parameters() if p.requires_grad) for m in (model, frozen)]
+    assert trained[0] == trained[1]
+
+
 def test_files_that_peft_cannot_hold_are_refused(backbone, tmp_path):
     similar = ns.convert(backbone, "static-full", "0")
     trained = ns.freeze_backbone(similar, train="0.bias")

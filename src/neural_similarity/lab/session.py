@@ -362,6 +362,7 @@ def decay_groups(recipe: TrainingRecipe, model: nn.Module) -> list[dict[str, Any
         predictor_decay=0.0 if kernels_alone else None,
         sphere_decay=recipe.sphere_decay,
     )
+    groups = recipe.rate_groups(model, groups)
     if not kernels_alone:
         return groups
     return [

@@ -3,7 +3,7 @@
 from typing import Any
 
 from neural_similarity.lab.recipes.families import Family, Recipes
-from neural_similarity.lab.tasks.adaptation import STATIC_FULL, AdaptationRecipe
+from neural_similarity.lab.tasks.adaptation_recipe import STATIC_FULL, AdaptationRecipe
 from neural_similarity.nn import Affine, Diagonal, Dynamic, Static
 
 RESNET: dict[str, Any] = {

@@ -44,7 +44,7 @@ def _pretrained_path(kind: str) -> dict[str, tuple[str, TrainingRecipe, str]]:
     text, similarity, lr = PRETRAINED_SIMILARITIES[kind]
     name = f"cifar10-pretrained-{kind}"
     alone = replace(STAGE, similarity=similarity, train="M", lr=lr)
-    together = replace(alone, train="all", lr=ALL_LR)
+    together = replace(alone, train="M+all", lr=ALL_LR)
     return {
         f"{name}-m": (f"{text} M alone, on {PLAIN}", alone, PLAIN),
         name: (f"{text} M, and all else with it", together, f"{name}-m"),

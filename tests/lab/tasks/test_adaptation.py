@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -23,9 +24,12 @@ from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.tasks import backbone
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapt_network
-from neural_similarity.lab.tasks.backbone import Backbone, head_name
+from neural_similarity.lab.tasks.backbone import Backbone
+from neural_similarity.lab.tasks.baselines import merge_baselines
+from neural_similarity.lab.tasks.classifiers import head_name
 from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed
 from neural_similarity.lab.train.checkpoint import newest_checkpoint, restore_state
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 
 FEW = ("--steps", "2", "--drops", "1", "--precision", "fp32", "--device", "cpu")
 RANDOM = ("--pretrained", "False", "--image-size", "32")
@@ -78,15 +82,15 @@ def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("train", "similarity"),
-    [("M", "static-full"), ("head", "none"), ("M+norm", "static-full"), ("all", "none")],
+    "train",
+    ["M", "head", "M+norm", "all", "M+all"],
 )
-def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train, similarity):
+def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train):
     file, run = tmp_path / "resnet20.safetensors", tmp_path / "run"
     torch.manual_seed(5)
     backbone = ns.models.resnet20(num_classes=3, width=0.25)
     save_file(backbone.state_dict(), file)
-    args = f"--backbone {file} --width 0.25 --train {train} --similarity {similarity}".split()
+    args = f"--backbone {file} --width 0.25 --train {train}".split()
     assert adapt(world, run, *args, "--image-size", "16", "--lr", "0.02") == 0
     network, x = session.load(run), torch.randn(2, 3, 16, 16)
     loaded = ns.load_adapter(backbone, run / "adapter.safetensors")
@@ -100,7 +104,8 @@ def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train, simi
         "head": {"linear"},
         "M+norm": {n.rpartition(".")[0] for n in state if "bn" in n or "norm" in n},
     }
-    if train != "all":
+    assert any("similarity" in name for name in network.state_dict()) == ("M" in train)
+    if "all" not in train:
         assert {name.rpartition(".")[0] for name in moved} <= kinds[train]
     else:
         assert any("running" in name for name in moved)
@@ -113,6 +118,61 @@ def test_gains_of_every_kind_of_normalisation_train(norm):
     adapt_network(network, AdaptationRecipe(similarity=None, train="norm"))
     trained = {name for name, value in network.named_parameters() if value.requires_grad}
     assert trained == {f"1.{name}" for name, _ in norm.named_parameters()}
+
+
+WEIGHTS = {f"{i}.{name}" for i in (0, 1, 3) for name in ("weight", "bias")}
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        ("head", {"3.weight", "3.bias"}),
+        ("norm", {"1.weight", "1.bias"}),
+        ("bias", {"0.bias", "1.bias", "3.bias"}),
+        ("all", WEIGHTS),
+        ("M", {"0.similarity.raw"}),
+        ("M+head", {"0.similarity.raw", "3.weight", "3.bias"}),
+        ("norm+M", {"0.similarity.raw", "1.weight", "1.bias"}),
+        ("M+all", WEIGHTS | {"0.similarity.raw"}),
+        ("M+baseline", {"0.similarity.raw", "0.scale", "0.shift"}),
+        ("M+all+baseline", WEIGHTS | {"0.similarity.raw", "0.scale", "0.shift"}),
+    ],
+)
+def test_there_is_an_m_exactly_where_train_names_it(train, expected):
+    """What trains together folds into the layers of the backbone."""
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    recipe = AdaptationRecipe(train=train, baseline="ssf" if "baseline" in train else "none")
+    assert recipe_from_json(recipe_to_json(recipe), AdaptationRecipe) == recipe
+    network, x = adapt_network(deepcopy(plain), recipe).double(), torch.randn(2, 3, 8, 8).double()
+    trained = {n: p for n, p in network.named_parameters() if p.requires_grad}
+    assert trained.keys() == expected
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.add_(torch.randn_like(parameter))
+    folded = ns.fold(merge_baselines(network))
+    assert folded.state_dict().keys() == plain.state_dict().keys()
+    torch.testing.assert_close(folded.eval()(x), network.eval()(x))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_new_head_has_a_rate_of_its_own(tmp_path):
+    """One update moves every number by its gradient times the rate of its part."""
+    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
+    fields = {"backbone": str(start.path), "dataset": "embedded", "classifier": "new"}
+    fields |= {"train": "M+head", "precision": "fp32", "steps": 1, "drops": (), "lr": 0.125}
+    networks = [
+        session.load(
+            session.train(
+                AdaptationRecipe(**fields, head_lr=rate), out=tmp_path / f"{rate}", device="cpu"
+            )
+        ).state_dict()
+        for rate in (None, 0.5)
+    ]
+    start = session.open_run(tmp_path / "None").begin_network().state_dict()
+    for name, value in start.items():
+        usual, other = (network[name] - value for network in networks)
+        scale = 4 if name.startswith("classifier") else 1
+        torch.testing.assert_close(other, usual * scale, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["eval", "train"])
@@ -234,8 +294,15 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
             "got 'resnet18.a1_in1q'; nearest: resnet18.a1_in1k",
         ),
         (("--backbone", "torchvision:resnet19"), "got 'resnet19'; nearest: resnet1"),
-        (("--backbone", "torchvision:resnet18", "--train", "heads"), "be all, nothing, or some of"),
-        (("--backbone", "timm:resnet18", "--train", "head"), "`similarity` must be none where"),
+        (("--backbone", "torchvision:resnet18", "--train", "heads"), "be nothing, or some of M"),
+        (("--backbone", "timm:resnet18", "--train", "nothing+M"), "be nothing, or some of M"),
+        (
+            ("--backbone", "timm:resnet18", "--train", "head", "--similarity", "static-diagonal"),
+            "`train` must name M for the similarity static-diagonal, got 'head'",
+        ),
+        (("--backbone", "timm:resnet18", "--model", "resnet56"), "`model` must be left out for"),
+        (("--backbone", "torchvision:resnet18", "--width", "2"), "`width` must be left out for"),
+        (("--backbone", "timm:resnet18", "--head-lr", "0"), "`head_lr` must be above 0, or None"),
         (("--backbone", "timm:resnet18", *RANDOM, "--where", "layer5.*"), "layer5"),
         (("--backbone", "timm:vit_tiny_patch16_224", *RANDOM, "--where", "x"), "does not take"),
         (

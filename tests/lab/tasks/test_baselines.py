@@ -427,7 +427,8 @@ def test_a_library_that_is_missing(baseline, package, module, monkeypatch):
 
 
 test_what_does_not_go_together = refusals(
-    ({"baseline": "ssf", "train": "baseline+M"}, "`baseline` must be none with a similarity"),
+    ({"baseline": "lora", "train": "baseline+M"}, "`baseline` must be none of lora, conv-ad"),
+    ({"train": "M", "similarity": None}, "`train` must not name M without a similarity"),
     ({"baseline": "ssf", "train": "head", "similarity": None}, "`train` must name baseline"),
     ({"train": "baseline", "similarity": None}, "`train` must name baseline"),
     ({"baseline": "boft", "train": "baseline", "similarity": None}, "`baseline` must be one"),
@@ -436,9 +437,11 @@ test_what_does_not_go_together = refusals(
 
 
 def test_a_configuration_of_older_versions():
-    """0.2 said rival, 0.3 decoded every pixel."""
+    """0.2 said rival, 0.3 decoded every pixel, and "all" had M beside it where there was one."""
     recipe = AdaptationRecipe(baseline="ssf", train="baseline+head", similarity=None)
     fields = recipe_to_json(recipe)
     older = {name: value for name, value in fields.items() if name not in ("baseline", "draft")}
     older |= {"rival": "ssf", "train": "rival+head"}
     assert recipe_from_json(older, AdaptationRecipe) == replace(recipe, draft=False)
+    older = recipe_to_json(AdaptationRecipe(train="M+all")) | {"train": "all"}
+    assert recipe_from_json(older, AdaptationRecipe) == AdaptationRecipe(train="M+all")

@@ -125,14 +125,14 @@ def test_updates_are_true_and_a_failed_capture_goes_on_plainly(monkeypatch, capl
 
 def test_the_learning_rate_is_one_tensor_for_good(monkeypatch):
     Tape(monkeypatch)
-    weight = nn.Parameter(torch.zeros(()))
-    optimizer = torch.optim.SGD([weight], lr=1)
+    weight, other = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([{"params": weight}, {"params": other, "scale": 3.0}], lr=1)
     rates = []
 
     def update():
         rates.append(optimizer.param_groups[0]["lr"])
         seen.append(rates[-1].item())
-        weight.grad = torch.ones(())
+        weight.grad = other.grad = torch.ones(())
         optimizer.step()
 
     seen: list[float] = []
@@ -142,6 +142,7 @@ def test_the_learning_rate_is_one_tensor_for_good(monkeypatch):
     assert seen == pytest.approx(RATES)
     assert len({rate.data_ptr() for rate in rates}) == 1
     assert weight.item() == pytest.approx(-sum(RATES))
+    assert other.item() == pytest.approx(-3 * sum(RATES))
 
 
 @pytest.mark.parametrize(

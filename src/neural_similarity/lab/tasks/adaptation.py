@@ -1,226 +1,45 @@
 """Adapting a pretrained network to other images: its similarities, its head, or all of it."""
 
-from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.conversion import convert, freeze_backbone, save_adapter, similarities_of
-from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Inputs, Preprocess
+from neural_similarity.conversion import save_adapter, similarities_of
+from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
 from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import split_off
 from neural_similarity.lab.errors import content_errors
-from neural_similarity.lab.tasks.backbone import Backbone, Pretrained, head_name
-from neural_similarity.lab.tasks.baselines import Baseline, require_library, with_baseline
+from neural_similarity.lab.tasks.adaptation_recipe import (
+    AdaptationRecipe,
+    AdaptationRun,
+    adapt_network,
+)
+from neural_similarity.lab.tasks.backbone import Pretrained
+from neural_similarity.lab.tasks.baselines import require_library
 from neural_similarity.lab.tasks.classification import ClassificationTask, fit_recipe
-from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.tasks.classifiers import head_name
 from neural_similarity.lab.tasks.own_rate import find_rate
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed
 from neural_similarity.lab.train.checkpoint import TrainingState, state_digest
 from neural_similarity.lab.train.progress import print_notice
-from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, start_facts
 from neural_similarity.models import parameters
-from neural_similarity.nn import Full, Similarity, Static, evaluation_mode
+from neural_similarity.nn import evaluation_mode
 
-ADAPTATION_PARTS = ("M", "head", "norm", "bias", "baseline")
-"""What can train, besides "all" and "nothing"."""
 HELP = """Adapt a pretrained network: nsim train adapt --backbone WORD --data FOLDER
 
 examples:
   nsim train adapt --backbone timm:resnet18 --data flowers
   nsim train adapt --backbone torchvision:resnet50 --data flowers --train M+norm --where "layer4.*"
   nsim train adapt --backbone runs/cifar10-cnn-seed1 --data flowers --similarity static-diagonal
-  nsim train adapt --backbone resnet20.safetensors --model resnet20 --data flowers --train all
+  nsim train adapt --backbone timm:resnet18 --data flowers --train head          the linear probe
+  nsim train adapt --backbone resnet20.safetensors --model resnet20 --data flowers --train M+all
   nsim train --resume runs/adapt-seed0      continue exactly"""
-STATIC_FULL = Static(Full())
 ADAPTER = "adapter.safetensors"
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstFields:
-    """What a first adaptation sets; a base's fields come first in help."""
-
-    backbone: str = ""
-    """timm:NAME, torchvision:NAME, a run folder, or a file of weights of `model` (safetensors, or
-    torch's), such as timm:resnet18 or runs/cifar10-cnn-seed1."""
-    train: str = "M+head"
-    """Parts that train, joined by +: M (the similarities), head, norm (its gains and shifts), bias,
-    baseline; or all; or nothing: then only running statistics change, if `norm` is train. Without
-    M, `similarity` must be none."""
-    similarity: Similarity | None = STATIC_FULL
-    where: str | None = None
-    """Layers that get a similarity or a baseline: a name or a glob such as layer4.*; by default all
-    convolutions larger than 1x1."""
-    steps: int = 300
-    lr: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptationRecipe(Recipe, FirstFields):
-    """Adaptation of a pretrained network to a folder of images; by default M and the head train."""
-
-    POSITIVE: ClassVar[Collection[str]] = tuple(name for name in Recipe.POSITIVE if name != "lr")
-    START: ClassVar[str] = "backbone"
-    START_REQUIRED: ClassVar[bool] = True
-
-    weights: str | None = None
-    """File of weights for a timm or torchvision network, in place of those that it downloads."""
-    pretrained: bool = True
-    """Take the pretrained weights of timm or torchvision; False starts from random ones."""
-    baseline: Baseline = "none"
-    """Another adapter in place of M: ssf (scale and shift of each filter), film (of each normalised
-    channel), lora (of rank 1, by PEFT), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft (diag-OFT
-    in blocks of 4 filters, by LyCORIS), atoms (6 filter atoms), residual and residual-vector (TSA's
-    adapters beside every kernel), conv-adapter, adafm (filters of a layer's output), piggyback
-    (masks of kernels), or turn (of the images, by one angle); formulas and sources are in
-    docs/reference/baselines.md."""
-    norm: Literal["auto", "eval", "train"] = "auto"
-    """Normalise by frozen running statistics (eval) or by the batch's statistics (train); auto is
-    eval unless `train` is all."""
-    classifier: Literal["auto", "new", "kept"] = "auto"
-    """new; kept, the backbone's; or auto, which keeps the backbone's if its classes have the same
-    names. Files and libraries give no names: auto keeps their classifier if it has as many classes
-    and does not train, since a classifier of other classes is a bad start."""
-    per_class: int | None = None
-    """Training images of each class, drawn by the seed; the default is all."""
-    channels: int | None = None
-    """Channels that grey images are repeated to; the default is the backbone's."""
-    dataset: str = "folder"
-    inputs: Inputs = "normalized"
-    """For a file of weights: pixels are normalised by the channel statistics of the training images
-    (normalized) or of ImageNet (imagenet), or stay raw. Networks of timm and torchvision, and runs,
-    take the numbers that they were trained with."""
-    model: str = "resnet20"
-    similarity: Similarity | None = STATIC_FULL
-    steps: int = 300
-    lr: float = 0.0
-    """Learning rate before the first drop; 0 takes a fifth of the limit that the largest
-    curvature of the outputs sets, on a batch of the training images; and less where the network
-    keeps its classifier and gets fewer than 40 % of up to 500 of them wrong."""
-    drops: tuple[int, ...] = (200,)
-    batch_size: int = 32
-    weight_decay: float = 0.0
-    log_every: int = 10
-    evaluate_every: int = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        parts = self.train.split("+")
-        known = parts in (["all"], ["nothing"]) or (
-            set(parts) <= set(ADAPTATION_PARTS) and len(set(parts)) == len(parts)
-        )
-        self._require_field(
-            known, "train", f"be all, nothing, or some of {', '.join(ADAPTATION_PARTS)} joined by +"
-        )
-        if self.similarity is not None and "M" not in parts and parts != ["all"]:
-            raise ValueError(
-                f"`similarity` must be none where `train` leaves M out, got train={self.train!r}"
-            )
-        self._require_field(
-            self.per_class is None or self.per_class > 0, "per_class", "be at least 1"
-        )
-        self._require_field(self.lr >= 0, "lr", "be at least 0")
-        if self.lr == 0 and self.optimizer != "sgd":
-            raise ValueError(f"`lr` must be above 0 for {self.optimizer}, got {self.lr}")
-        if self.similarity is None and "M" in parts:
-            raise ValueError(f"`train` must not name M without a similarity, got {self.train!r}")
-        alone = self.baseline == "none" or self.similarity is None
-        self._require_field(alone, "baseline", "be none with a similarity")
-        named = (self.baseline != "none") == ("baseline" in parts) or parts == ["all"]
-        self._require_field(
-            named, "train", f"name baseline exactly where it is one, got {self.baseline}"
-        )
-
-    @classmethod
-    def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of 0.2, which called the baseline a rival."""
-        fields = super().current_fields(fields)
-        if "rival" not in fields:
-            return fields
-        renamed = {
-            "baseline": fields["rival"],
-            "train": fields["train"].replace("rival", "baseline"),
-        }
-        return {name: value for name, value in fields.items() if name != "rival"} | renamed
-
-    @property
-    def trains_head(self) -> bool:
-        return not {"head", "all"}.isdisjoint(self.train.split("+"))
-
-    @property
-    def norm_mode(self) -> Literal["eval", "train"]:
-        if self.norm == "auto":
-            return "train" if self.train == "all" else "eval"
-        return self.norm
-
-    @property
-    def pretrained_source(self) -> Backbone:
-        own = (self.backbone, self.weights, self.pretrained, self.classifier, not self.trains_head)
-        return Backbone(*own, self.where, (Run, FewShotRun, AdaptationRun))
-
-    def load_backbone(self, classes: tuple[str, ...], **sizes: int) -> Pretrained:
-        """The backbone with its weights, for these classes; a new classifier is of the seed."""
-        torch.manual_seed(self.seed)
-        return self.pretrained_source.load_pretrained(self, classes, **sizes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptationRun(Run):
-    """A run folder of an adaptation; a finished one holds the adapter, adapter.safetensors."""
-
-    RECIPE: ClassVar[type[TrainingRecipe]] = AdaptationRecipe
-    COMMAND: ClassVar[str] = "nsim train adapt"
-
-    recipe: AdaptationRecipe
-    """All settings of the run."""
-
-    @property
-    def input_sizes(self) -> dict[str, int]:
-        return {"in_channels": self.channels, "image_size": self.image_size}
-
-    def build(self, **overrides: Any) -> nn.Module:
-        """The adapted network without its weights; the backbone's files are not needed.
-
-        `overrides` are fields of the recipe, such as `similarity=None`; there is no baseline then.
-        """
-        plain: dict[str, Any] = {"train": "all", "baseline": "none"}
-        recipe = replace(self.recipe, **plain | overrides) if overrides else self.recipe
-        torch.manual_seed(recipe.seed)
-        network = recipe.pretrained_source.plain_network(
-            recipe, len(self.classes), **self.input_sizes
-        )
-        return adapt_network(network, recipe)
-
-    def begin_network(self) -> nn.Module:
-        """The network that training starts from: the backbone, M = I or as a run learned it."""
-        backbone = self.recipe.load_backbone(self.classes, **self.input_sizes)
-        return adapt_network(backbone.model, self.recipe, backbone.converted)
-
-
-def adapt_network(
-    network: nn.Module, recipe: AdaptationRecipe, converted: bool = False
-) -> nn.Module:
-    """Add the recipe's similarity or baseline to a network in place; freeze what does not train."""
-    head = head_name(network)
-    if recipe.similarity is not None and not converted:
-        network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
-    baseline = with_baseline(network, recipe.baseline, recipe.where)
-    norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
-    named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"]}
-    named |= {"baseline": baseline, "all": ["*"]}
-    if recipe.train == "nothing":
-        return freeze_backbone(network, norm=recipe.norm_mode, train=()).requires_grad_(False)
-    parts = recipe.train.split("+")
-    if "norm" in parts and not norms:
-        raise ValueError(f"`train` must not name norm for a network without, got {recipe.train!r}")
-    trained = [part for word in parts for part in named[word]]
-    return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
 
 
 @dataclass(frozen=True)

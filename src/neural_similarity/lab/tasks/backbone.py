@@ -17,6 +17,7 @@ from neural_similarity.files import open_file, regular_file
 from neural_similarity.lab.data import IN_PLACE, Preprocess
 from neural_similarity.lab.data.transforms import IMAGENET_STATISTICS
 from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.tasks.classifiers import head_name, require_one_classifier, with_classes
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.run import (
@@ -129,6 +130,11 @@ class Backbone:
             ValueError: there is no such network, file or run, or it takes other channels.
         """
         usual = self.pretrained_input(recipe)
+        if self._is_named or self.is_run:
+            for name in ("model", "width"):
+                known = {type(recipe)().__dict__[name], usual.fields.get(name)}
+                wanted = f"be left out for {self.word}, which is a network of its own"
+                recipe._require_field(getattr(recipe, name) in known, name, wanted)
         taken = self.takes_any_channels and (recipe.channels or 1) > 1
         if recipe.channels not in (None, usual.channels) and not taken:
             raise ValueError(
@@ -148,7 +154,7 @@ class Backbone:
             model = _library_of(self.word).create_model(
                 self._library_name, num_classes=classes, in_chans=sizes.get("in_channels", 3)
             )
-            _require_one_classifier(model, self.word, classes)
+            require_one_classifier(model, self.word, classes)
             # timm draws some classifiers by their number of classes: with few, logits are in the
             # tens.
             if isinstance(head := model.get_submodule(head_name(model)), nn.Linear | nn.Conv2d):
@@ -276,39 +282,6 @@ class Backbone:
                 "the run's exported weights by --weights"
             )
         return run
-
-
-def head_name(model: nn.Module) -> str:
-    """The name of a network's classifier: its last layer with parameters."""
-    layers = [n for n, m in model.named_modules() if list(m.parameters(recurse=False))]
-    return layers[-1]
-
-
-def _require_one_classifier(model: Any, word: str, classes: int) -> None:
-    """Raise a ValueError for timm's networks with a second classifier, as for distillation."""
-    heads = model.get_classifier()
-    heads = nn.ModuleList(heads if isinstance(heads, tuple) else [heads])
-    layers = [m for m in heads.modules() if isinstance(m, nn.Linear) and m.out_features == classes]
-    if len(layers) > 1:
-        raise ValueError(f"`backbone` must have one classifier, got {word} with {len(layers)}")
-
-
-def with_classes(model: nn.Module, classes: int) -> nn.Module:
-    """The network with a classifier for this number of classes, a new one if it had another.
-
-    Raises:
-        ValueError: its last layer is neither linear nor a 1x1 convolution.
-    """
-    name = head_name(model)
-    old = model.get_submodule(name)
-    if isinstance(old, nn.Linear):
-        new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
-    elif isinstance(old, nn.Conv2d) and set(old.kernel_size) == {1}:
-        new = nn.Conv2d(old.in_channels, classes, 1, bias=old.bias is not None)
-    else:
-        raise ValueError(f"`backbone` must end in a classifier, got {name!r}, {old}")
-    model.set_submodule(name, new)
-    return model
 
 
 def _library_of(word: str) -> Any:

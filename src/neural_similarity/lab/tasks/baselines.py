@@ -146,9 +146,14 @@ def _norms_to_change(network: nn.Module, where: str | None) -> Mapping[str, nn.M
 
 @torch.no_grad()
 def merge_baselines(network: nn.Module) -> nn.Module:
-    """A copy in which baselines are merged into plain layers, as far as these can express them."""
+    """A copy in which baselines are merged into plain layers, as far as these can express them.
+
+    A layer with M stays: `ns.fold` merges both.
+    """
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):
+        if getattr(layer, "similarity", None) is not None:
+            continue
         if isinstance(layer, TunedConv2d | Film):
             network.set_submodule(name, layer.plain_layer())
         elif hasattr(layer, "lora_A"):

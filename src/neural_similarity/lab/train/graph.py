@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 WARM_UP = 3
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 Update = Callable[[], None]
 Advance = Callable[[float], None]
-"""Makes one update at a learning rate."""
+"""Makes one update at a learning rate, times the `scale` of a group that has one."""
 
 
 def repeated_update(update: Update, optimizer: Optimizer, device: torch.device) -> Advance:
@@ -43,7 +44,7 @@ def plain_update(update: Update, optimizer: Optimizer) -> Advance:
 
     def advance(rate: float) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)
         update()
 
     return advance
@@ -58,9 +59,11 @@ class Graphed:
 
     def __init__(self, update: Update, optimizer: Optimizer, device: torch.device) -> None:
         self._update, self._device = update, device
-        self._rate = torch.zeros((), device=device)
+        self._rates: dict[float, Tensor] = {}
         for group in optimizer.param_groups:
-            group["lr"], group["fused"], group["foreach"] = self._rate, True, False
+            scale = group.get("scale", 1.0)
+            group["lr"] = self._rates.setdefault(scale, torch.zeros((), device=device))
+            group["fused"], group["foreach"] = True, False
         self._known = 0.0
         self._left = WARM_UP
         self._run: Update = update
@@ -78,7 +81,8 @@ class Graphed:
 
     def _set_rate(self, rate: float) -> None:
         if rate != self._known:
-            self._rate.fill_(rate)
+            for scale, tensor in self._rates.items():
+                tensor.fill_(rate * scale)
             self._known = rate
 
     def _capture_update(self) -> Update:

@@ -8,6 +8,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
+from torch import nn
+
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import NAMES, Inputs
 from neural_similarity.lab.train.runtime import MOST_THREADS, PrecisionChoice
@@ -219,6 +221,10 @@ class TrainingRecipe:
     def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields in a file, with older names replaced by current ones."""
         return fields
+
+    def rate_groups(self, _: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A network's parameters in groups, split where some have a rate of `scale` times `lr`."""
+        return groups
 
     def start_terms(self, budget: float) -> dict[str, Any]:
         """Facts, besides the seed, in which the run to start from must equal this recipe's run."""

@@ -1,0 +1,239 @@
+"""The settings of an adaptation, its run folder and its network."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from neural_similarity.conversion import convert, freeze_backbone
+from neural_similarity.lab.data import Inputs
+from neural_similarity.lab.tasks.backbone import Backbone, Pretrained
+from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
+from neural_similarity.lab.tasks.classifiers import head_name
+from neural_similarity.lab.tasks.few_shot.run import FewShotRun
+from neural_similarity.lab.train import Run
+from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
+from neural_similarity.nn import Full, Similarity, Static, format_similarity
+
+ADAPTATION_PARTS = ("M", "all", "head", "norm", "bias", "baseline")
+"""What can train together; "nothing" stands alone."""
+NOT_BELOW_M = ("lora", "conv-adapter", "adafm")
+"""Baselines that call several convolutions, so that M has no single place."""
+STATIC_FULL = Static(Full())
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFields:
+    """What a first adaptation sets; a base's fields come first in help."""
+
+    backbone: str = ""
+    """timm:NAME, torchvision:NAME, a run folder, or a file of weights of `model` (safetensors, or
+    torch's), such as timm:resnet18 or runs/cifar10-cnn-seed1."""
+    train: str = "M+head"
+    """Parts that train, joined by +: M (the similarities), all (every weight), head, norm (its
+    gains and shifts), bias, baseline; or nothing: then only running statistics change, if `norm` is
+    train. Layers have an M only where this names it."""
+    similarity: Similarity | None = STATIC_FULL
+    """M, where `train` names it, such as static-full or dynamic-diagonal."""
+    where: str | None = None
+    """Layers that get a similarity or a baseline: a name or a glob such as layer4.*; by default all
+    convolutions larger than 1x1."""
+    steps: int = 300
+    lr: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationRecipe(Recipe, FirstFields):
+    """Adaptation of a pretrained network to a folder of images; by default M and the head train."""
+
+    POSITIVE: ClassVar[Collection[str]] = tuple(name for name in Recipe.POSITIVE if name != "lr")
+    START: ClassVar[str] = "backbone"
+    START_REQUIRED: ClassVar[bool] = True
+
+    weights: str | None = None
+    """File of weights for a timm or torchvision network, in place of those that it downloads."""
+    pretrained: bool = True
+    """Take the pretrained weights of timm or torchvision; False starts from random ones."""
+    baseline: Baseline = "none"
+    """Another adapter, alone or below M: ssf (scale and shift of each filter), film (of each
+    normalised channel), lora (of rank 1, by PEFT), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft
+    (diag-OFT in blocks of 4 filters, by LyCORIS), atoms (6 filter atoms), residual and
+    residual-vector (TSA's adapters beside every kernel), conv-adapter, adafm (filters of a layer's
+    output), piggyback (masks of kernels), or turn (of the images, by one angle); formulas and
+    sources are in
+    docs/reference/baselines.md."""
+    norm: Literal["auto", "eval", "train"] = "auto"
+    """Normalise by frozen running statistics (eval) or by the batch's statistics (train); auto is
+    eval unless `train` names all."""
+    classifier: Literal["auto", "new", "kept"] = "auto"
+    """new; kept, the backbone's; or auto, which keeps the backbone's if its classes have the same
+    names. Files and libraries give no names: auto keeps their classifier if it has as many classes
+    and does not train, since a classifier of other classes is a bad start."""
+    per_class: int | None = None
+    """Training images of each class, drawn by the seed; the default is all."""
+    channels: int | None = None
+    """Channels that grey images are repeated to; the default is the backbone's."""
+    dataset: str = "folder"
+    inputs: Inputs = "normalized"
+    """For a file of weights: pixels are normalised by the channel statistics of the training images
+    (normalized) or of ImageNet (imagenet), or stay raw. Networks of timm and torchvision, and runs,
+    take the numbers that they were trained with."""
+    model: str = "resnet20"
+    similarity: Similarity | None = STATIC_FULL
+    steps: int = 300
+    lr: float = 0.0
+    """Learning rate before the first drop; 0 takes a fifth of the limit that the largest
+    curvature of the outputs sets, on a batch of the training images; and less where the network
+    keeps its classifier and gets fewer than 40 % of up to 500 of them wrong."""
+    head_lr: float | None = None
+    """Learning rate of the head, where that trains, before the first drop; by default `lr`."""
+    drops: tuple[int, ...] = (200,)
+    batch_size: int = 32
+    weight_decay: float = 0.0
+    log_every: int = 10
+    evaluate_every: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts = self.parts
+        known = parts == ["nothing"] or (
+            set(parts) <= set(ADAPTATION_PARTS) and len(set(parts)) == len(parts)
+        )
+        self._require_field(
+            known, "train", f"be nothing, or some of {', '.join(ADAPTATION_PARTS)} joined by +"
+        )
+        if "M" not in parts and self.similarity == STATIC_FULL:  # the default
+            object.__setattr__(self, "similarity", None)
+        if "M" not in parts and self.similarity is not None:
+            raise ValueError(
+                f"`train` must name M for the similarity {format_similarity(self.similarity)}, got "
+                f"{self.train!r}"
+            )
+        self._require_field(
+            self.per_class is None or self.per_class > 0, "per_class", "be at least 1"
+        )
+        self._require_field(self.lr >= 0, "lr", "be at least 0")
+        self._require_field(
+            self.head_lr is None or 0 < self.head_lr < inf, "head_lr", "be above 0, or None"
+        )
+        if self.lr == 0 and self.optimizer != "sgd":
+            raise ValueError(f"`lr` must be above 0 for {self.optimizer}, got {self.lr}")
+        if self.similarity is None and "M" in parts:
+            raise ValueError(f"`train` must not name M without a similarity, got {self.train!r}")
+        alone = self.baseline not in NOT_BELOW_M or self.similarity is None
+        self._require_field(alone, "baseline", f"be none of {', '.join(NOT_BELOW_M)} beside M")
+        named = (self.baseline != "none") == ("baseline" in parts) or "all" in parts
+        self._require_field(
+            named, "train", f"name baseline exactly where it is one, got {self.baseline}"
+        )
+
+    @classmethod
+    def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of 0.3, where all trained M, too, and of 0.2, where a baseline was a rival."""
+        fields = super().current_fields(fields)
+        if fields["train"] == "all" and fields["similarity"] != "none":
+            fields |= {"train": "M+all"}
+        if "rival" not in fields:
+            return fields
+        renamed = {
+            "baseline": fields["rival"],
+            "train": fields["train"].replace("rival", "baseline"),
+        }
+        return {name: value for name, value in fields.items() if name != "rival"} | renamed
+
+    @property
+    def parts(self) -> list[str]:
+        return self.train.split("+")
+
+    @property
+    def trains_head(self) -> bool:
+        return not {"head", "all"}.isdisjoint(self.parts)
+
+    @property
+    def norm_mode(self) -> Literal["eval", "train"]:
+        if self.norm == "auto":
+            return "train" if "all" in self.parts else "eval"
+        return self.norm
+
+    @property
+    def pretrained_source(self) -> Backbone:
+        own = (self.backbone, self.weights, self.pretrained, self.classifier, not self.trains_head)
+        return Backbone(*own, self.where, (Run, FewShotRun, AdaptationRun))
+
+    def rate_groups(self, model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self.head_lr is None:
+            return groups
+        head = set(model.get_submodule(head_name(model)).parameters())
+        split = (
+            (group | extra, [p for p in group["params"] if (p in head) == bool(extra)])
+            for group in groups
+            for extra in ({}, {"scale": self.head_lr / self.lr})
+        )
+        return [group | {"params": chosen} for group, chosen in split if chosen]
+
+    def load_backbone(self, classes: tuple[str, ...], **sizes: int) -> Pretrained:
+        """The backbone with its weights, for these classes; a new classifier is of the seed."""
+        torch.manual_seed(self.seed)
+        return self.pretrained_source.load_pretrained(self, classes, **sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationRun(Run):
+    """A run folder of an adaptation; a finished one holds the adapter, adapter.safetensors."""
+
+    RECIPE: ClassVar[type[TrainingRecipe]] = AdaptationRecipe
+    COMMAND: ClassVar[str] = "nsim train adapt"
+
+    recipe: AdaptationRecipe
+    """All settings of the run."""
+
+    @property
+    def input_sizes(self) -> dict[str, int]:
+        return {"in_channels": self.channels, "image_size": self.image_size}
+
+    def build(self, **overrides: Any) -> nn.Module:
+        """The adapted network without its weights; the backbone's files are not needed.
+
+        `overrides` are fields of the recipe, such as `similarity=None`; there is no baseline then.
+        """
+        recipe = self.recipe
+        if overrides:
+            similarity = overrides.get("similarity", recipe.similarity)
+            train = "all" if similarity is None else "M+all"
+            recipe = replace(recipe, train=train, baseline="none", **overrides)
+        torch.manual_seed(recipe.seed)
+        network = recipe.pretrained_source.plain_network(
+            recipe, len(self.classes), **self.input_sizes
+        )
+        return adapt_network(network, recipe)
+
+    def begin_network(self) -> nn.Module:
+        """The network that training starts from: the backbone, M = I or as a run learned it."""
+        backbone = self.recipe.load_backbone(self.classes, **self.input_sizes)
+        return adapt_network(backbone.model, self.recipe, backbone.converted)
+
+
+def adapt_network(
+    network: nn.Module, recipe: AdaptationRecipe, converted: bool = False
+) -> nn.Module:
+    """Add the recipe's baseline and M to a network in place; freeze what does not train.
+
+    M acts on the kernel that the baseline computes.
+    """
+    head = head_name(network)
+    baseline = with_baseline(network, recipe.baseline, recipe.where)
+    if recipe.similarity is not None and not converted:
+        network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
+    norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
+    named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"]}
+    named |= {"baseline": baseline, "all": ["*"]}
+    if recipe.train == "nothing":
+        return freeze_backbone(network, norm=recipe.norm_mode, train=()).requires_grad_(False)
+    if "norm" in recipe.parts and not norms:
+        raise ValueError(f"`train` must not name norm for a network without, got {recipe.train!r}")
+    trained = [part for word in recipe.parts for part in named[word]]
+    return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
