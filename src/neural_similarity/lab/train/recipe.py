@@ -222,8 +222,9 @@ class TrainingRecipe:
         """The fields in a file, with older names replaced by current ones."""
         return fields
 
-    def rate_groups(self, _: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def rate_groups(self, model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A network's parameters in groups, split where some have a rate of `scale` times `lr`."""
+        del model
         return groups
 
     def start_terms(self, budget: float) -> dict[str, Any]:
