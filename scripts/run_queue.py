@@ -56,7 +56,7 @@ def run_queue(lines: Sequence[Sequence[str]], seconds: float) -> int:
 
 def unfinished_runs() -> Iterator[list[Path]]:
     """The files of each run without a summary, the latest first, with its newest checkpoint."""
-    begun = sorted(RUNS.glob("*/config.json"), key=lambda path: -path.stat().st_mtime)
+    begun = sorted(RUNS.glob("**/config.json"), key=lambda path: -path.stat().st_mtime)
     for folder in (path.parent for path in begun if not path.with_name("summary.json").exists()):
         saved = folder.glob("checkpoints/step-*")
         old = sorted(saved, key=lambda path: int(path.name.removeprefix("step-")))[:-1]

@@ -97,7 +97,7 @@ def test_what_has_no_time_is_not_begun(quick_queue, tmp_path, monkeypatch):
 
 def test_unfinished_runs_come_with_their_newest_checkpoint_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("done", "open"):
+    for name in ("done", "study/open"):
         for step in (9, 10):
             checkpoint = Path(f"runs/{name}/checkpoints/step-{step}")
             checkpoint.mkdir(parents=True)
@@ -105,5 +105,5 @@ def test_unfinished_runs_come_with_their_newest_checkpoint_alone(tmp_path, monke
         Path(f"runs/{name}/config.json").touch()
     Path("runs/done/summary.json").touch()
     ((*files,),) = run_queue.unfinished_runs()
-    kept = ["runs/open/checkpoints/step-10/weights", "runs/open/config.json"]
+    kept = ["runs/study/open/checkpoints/step-10/weights", "runs/study/open/config.json"]
     assert sorted(path.as_posix() for path in files) == kept
