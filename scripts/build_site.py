@@ -102,7 +102,11 @@ def public(module: str) -> dict[str, str]:
     Names are those that it defines without a leading underscore, or imports `as` themselves.
     """
     found: dict[str, str] = {}
-    for node in ast.parse(file_of(module).read_text("utf-8")).body:
+    body = ast.parse(file_of(module).read_text("utf-8")).body
+    for node in [
+        *body,
+        *(n for part in body if isinstance(part, ast.If) for n in part.body),
+    ]:
         match node:
             case ast.ImportFrom(module=str(home)):
                 names = [a.name for a in node.names if a.asname == a.name]

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from numbers import Real
 from types import ModuleType
@@ -150,3 +152,32 @@ def install_command(extra: str) -> str:
     if url and "vcs_info" in origin:
         url = f"{origin['vcs_info']['vcs']}+{url}"
     return f"pip install '{name} @ {url}'" if url else f"pip install '{name}'"
+
+
+def when_imported(module: str, action: Callable[[ModuleType], object]) -> None:
+    """Call `action` with a module that is slow to import: now, or once something imports it."""
+    if module in sys.modules:
+        action(sys.modules[module])
+    else:
+        sys.meta_path.insert(0, _AtImport(module, action))
+
+
+class _AtImport(MetaPathFinder):
+    def __init__(self, module: str, action: Callable[[ModuleType], object]):
+        self._module, self._action = module, action
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        del path, target
+        if fullname != self._module:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_act(module: ModuleType) -> None:
+                execute(module)
+                self._action(module)
+
+            spec.loader.exec_module = execute_and_act
+        return spec

@@ -193,7 +193,7 @@ def test_narrow_groups_run_eagerly_unless_taken_together(channels, groups, backe
 def test_square_groups_are_one_call(channels, filters, groups, blocks, together, monkeypatch):
     """Groups of 1, 2, 4, 8 or 16 channels; calls of C are counted."""
     calls = []
-    monkeypatch.setattr(native._Group, "call_native", lambda _, name, *__: calls.append(name))
+    monkeypatch.setattr(native.Group, "call_native", lambda _, name, *__: calls.append(name))
     problem = Problem("calls", channels=(channels, filters), groups=groups)
     case = Case(problem, blocks)
     case(*(t.float() for t in case.operands("diagonal")), backend="compiled")

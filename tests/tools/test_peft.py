@@ -1,6 +1,8 @@
 """M as PEFT's tuner: it computes what `ns.convert` does, and PEFT's methods keep their meaning."""
 
 import re
+import subprocess
+import sys
 from copy import deepcopy
 
 import pytest
@@ -492,3 +494,15 @@ def test_the_default_on_a_network_that_standardises_its_kernels(caplog):
     found = wrapped(model).base_model.model
     assert isinstance(found.features, ns.peft.NslLayer)
     assert "'stem.conv'" in caplog.text
+
+
+def test_peft_is_imported_when_it_is_needed():
+    code = """
+import sys
+import neural_similarity.peft as ns_peft
+assert "peft" not in sys.modules
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING as tuners
+assert tuners["NSL"] is ns_peft.NslModel
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

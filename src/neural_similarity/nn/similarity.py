@@ -295,7 +295,7 @@ class DynamicSimilarity(nn.Module):
         The layer has already checked that x, `weight` and `bias` fit the geometry.
         """
         padded, frame = self.geometry.pad_input(x), self.frame
-        if frame is not None and takes_layer(x):
+        if frame is not None and takes_layer(x, weight, frame):
             made_of = self.spec.predictor, self.predictor, self.structure, self.gain
             parts = standard_parts(frame, *made_of, (padded, weight, bias))
             if parts is not None:

@@ -8,8 +8,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, TwoLayersModule
 from neural_similarity.nn.structure import DiagonalModule, FullModule, StructureModule
-from neural_similarity.ops.layer import LayerFrame, same_window
-from neural_similarity.ops.operands import LayerTensors
+from neural_similarity.ops.layer import same_window
+from neural_similarity.ops.operands import LayerFrame, LayerTensors
 from neural_similarity.ops.window import Window
 
 _CONV_LAYERS = tuple(CONV_LAYERS.values())

@@ -4,41 +4,17 @@ They are registered once the counter is imported, before or after the library. T
 import it, because it imports triton, which takes longer than all of the library.
 """
 
-import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from math import prod
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from neural_similarity.choices import when_imported
 from neural_similarity.ops import kernel as kernel
 from neural_similarity.ops import similarity as similarity
 
 Shape = Sequence[int]
-_COUNTER = "torch.utils.flop_counter"
-
-
-class _AtImport(MetaPathFinder):
-    """Registers the formulas once the counter is imported."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname != _COUNTER:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        loader = cast(Any, spec).loader
-        execute = loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            _register_formulas(module)
-
-        loader.exec_module = execute_and_register
-        return spec
 
 
 def _register_formulas(counter: Any) -> None:
@@ -82,7 +58,4 @@ def _mixing_macs(x: Shape, similarity: Shape) -> int:
     return x[1] // similarity[1] * prod(similarity)
 
 
-if _COUNTER in sys.modules:
-    _register_formulas(sys.modules[_COUNTER])
-else:
-    sys.meta_path.insert(0, _AtImport())
+when_imported("torch.utils.flop_counter", _register_formulas)

@@ -69,6 +69,19 @@ class Operands(NamedTuple):
         )
 
 
+class LayerFrame(NamedTuple):
+    """What a layer's operator depends on beside its tensors."""
+
+    window: Window
+    last: Window
+    """That of the second convolution."""
+    groups: int
+    eps: float
+    factor: float
+    """s: 1, or √N for patches over their root mean square."""
+    full: bool
+
+
 class LayerTensors(NamedTuple):
     """The tensors of a layer: x, W, b, W₁, W₂, b₂ and g; or their gradients, in this order."""
 

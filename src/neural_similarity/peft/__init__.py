@@ -1,17 +1,40 @@
-"""M as one of PEFT's tuners, and its adapters to and from the files of `ns.save_adapter`."""
+"""M as one of PEFT's tuners, and its adapters to and from the files of `ns.save_adapter`.
 
-from neural_similarity.choices import missing_module as _missing_module
-from neural_similarity.choices import public_names as _public_names
+Importing this does not import PEFT, which takes seconds: what PEFT needs to know the tuner is
+registered once something imports PEFT. Names are imported when they are first used.
+"""
 
-try:
-    import peft as _peft  # noqa: F401
-except ModuleNotFoundError as error:
-    raise _missing_module(error, f"ns.peft needs {error.name}", "peft") from None
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-from neural_similarity.peft.config import NslConfig as NslConfig
-from neural_similarity.peft.files import export_adapter as export_adapter
-from neural_similarity.peft.files import import_adapter as import_adapter
-from neural_similarity.peft.layer import NslLayer as NslLayer
-from neural_similarity.peft.tuner import NslModel as NslModel
+from neural_similarity.choices import require_installed as _require_installed
+from neural_similarity.choices import when_imported as _when_imported
 
-__dir__ = _public_names(__name__)
+if _TYPE_CHECKING:
+    from neural_similarity.peft.config import NslConfig as NslConfig
+    from neural_similarity.peft.files import export_adapter as export_adapter
+    from neural_similarity.peft.files import import_adapter as import_adapter
+    from neural_similarity.peft.layer import NslLayer as NslLayer
+    from neural_similarity.peft.tuner import NslModel as NslModel
+
+_HOMES = {
+    "NslConfig": "config",
+    "export_adapter": "files",
+    "import_adapter": "files",
+    "NslLayer": "layer",
+    "NslModel": "tuner",
+}
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+_require_installed("peft", "ns.peft", "peft")
+_when_imported("peft", lambda _: _import_module(f"{__name__}.tuner"))
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

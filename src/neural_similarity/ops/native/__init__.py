@@ -47,7 +47,7 @@ class Compiled:
         matrices = _positions_first(m, len(output)).contiguous()
         y = x.new_empty(x.shape[0], *output, weight.shape[0])
         for group in self._group_operands(given, maps, matrices, kernel, y):
-            group.call_native("forward", maps, matrices, kernel, y)
+            group.call_native("forward", maps, matrices, kernel, y, None)
         return given.like_convolution(y)
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
@@ -71,10 +71,10 @@ class Compiled:
             )
         return results
 
-    def _group_operands(self, given: Operands, *laid_out: Tensor) -> "list[_Group]":
-        """Every group, for operands in the layout that `_Group` describes."""
+    def _group_operands(self, given: Operands, *laid_out: Tensor) -> "list[Group]":
+        """Every group, for operands in the layout that `Group` describes."""
         shapes, threads = tuple(map(attrgetter("shape"), laid_out)), torch.get_num_threads()
-        together = takes_together(given)
+        together = _are_together(given)
         groups = 1 if together else given.groups
         arguments = shapes, given.x.dtype, threads, together
         return [
@@ -83,24 +83,31 @@ class Compiled:
         ]
 
 
-def takes_together(given: Operands) -> bool:
-    """Whether C takes all groups in one call: narrow, with as many filters, and with one M.
+def takes_together(kernel: Sequence[int], groups: int, dtype: torch.dtype) -> bool:
+    """Whether C takes all groups in one call: few channels per group, and equally many filters.
 
-    So is a single group of few channels, unless bfloat16's own products are faster.
+    They share one M. So is a single group of few channels, unless bfloat16's products are faster.
     """
-    filters, each = given.weight.shape[:2]
-    several = given.groups > 1 or given.x.dtype == torch.float32
-    square = filters == given.groups * each and each in _TOGETHER
-    return several and square and given.m.shape[1] == 1
+    several, each = groups > 1 or dtype == torch.float32, kernel[1]
+    return several and kernel[0] == groups * each and each in _TOGETHER
+
+
+def _are_together(given: Operands) -> bool:
+    one_m = given.m.shape[1] == 1
+    return one_m and takes_together(given.weight.shape, given.groups, given.x.dtype)
+
+
+def suits_groups(kernel: Sequence[int], groups: int, dtype: torch.dtype) -> bool:
+    """Whether C is faster than the eager form, for groups that share one M."""
+    return groups == 1 or kernel[1] >= NARROW or takes_together(kernel, groups, dtype)
 
 
 def _suits(given: Operands) -> bool:
     """Whether C is faster than the eager form."""
-    groups = given.groups
-    return groups == 1 or given.x.shape[1] // groups >= NARROW or takes_together(given)
+    return given.groups == 1 or given.weight.shape[1] >= NARROW or _are_together(given)
 
 
-class _Frame(ctypes.Structure):
+class Frame(ctypes.Structure):
     _fields_ = (
         ("images", _Count),
         *((name, _Triple) for name in ("input", "output", "stride")),
@@ -111,7 +118,7 @@ class _Frame(ctypes.Structure):
     )
 
 
-class _Group:
+class Group:
     """One group of a grouped operator: its frame, and where its share of every operand begins.
 
     `together`: it stands for all groups, see `takes_together`.
@@ -125,7 +132,7 @@ class _Group:
         full: bool,
         window: Window,
         place: tuple[int, int],
-        shapes: Sequence[torch.Size],
+        shapes: Sequence[Sequence[int]],
         dtype: torch.dtype,
         threads: int,
         together: bool,
@@ -178,14 +185,14 @@ def find_function(name: str, dtype: torch.dtype) -> Any:
     return getattr(load_library(), f"{name}_{_TYPES[dtype]}")
 
 
-_cached_group = lru_cache(maxsize=512)(_Group)
+_cached_group = lru_cache(maxsize=512)(Group)
 
 
 def frame_of(
     window: Window, maps: Sequence[int], output: Sequence[int], threads: int, **others: int
-) -> _Frame:
+) -> Frame:
     """The frame of a window over maps (n, *size, c), and what else an operator needs there."""
-    frame = _Frame(
+    frame = Frame(
         images=maps[0],
         input=_three_sizes(maps[1:-1], 1),
         output=_three_sizes(output, 1),

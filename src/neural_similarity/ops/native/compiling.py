@@ -38,8 +38,8 @@ _COMPILERS = ("cc", "gcc")
 _SECONDS = 600
 """Limit for a compiler; it takes seconds, or minutes if many processes wait for a core."""
 _SOURCES = (
-    "operators.c", "element.h", "fold.h", "grouped.h", "passes.h", "pointwise.h", "product.h",
-    "vector.h",
+    "operators.c", "element.h", "fold.h", "grouped.h", "layer.h", "passes.h", "pointwise.h",
+    "product.h", "vector.h",
 )  # fmt: skip
 
 

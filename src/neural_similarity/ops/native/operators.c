@@ -28,8 +28,19 @@ struct frame {
     int64_t row;            /* taps of a kernel row if they see adjacent pixels of few channels, or 0 */
 };
 
+/* The frames of W with M and of a predictor's two convolutions. */
+struct layer {
+    struct frame conv, first, last;
+    int64_t groups; /* of W that are taken one after another */
+    float eps, scale;
+};
+enum { X_LAST = 1, Y_LAST = 2, W_LAST = 4, W1_LAST = 8, W2_LAST = 16 }; /* channels are adjacent */
+
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
 static int64_t inputs(const struct frame *f) { return f->in[0] * f->in[1] * f->in[2]; }
+
+/* From one to the next of the entries of M where I is one. */
+static int64_t every(const struct frame *f) { return f->full ? f->taps + 1 : 1; }
 
 /* The number of pieces of at most `most` positions. */
 static int64_t pieces(int64_t positions, int64_t most) { return (positions + most - 1) / most; }
@@ -88,6 +99,13 @@ static void *room(int64_t bytes, int *full) {
         *full = 1;
     }
     return found;
+}
+
+/* The next bytes of a work space, aligned. */
+static void *share(char **space, int64_t bytes) {
+    char *at = *space;
+    *space += (bytes + 63) / 64 * 64;
+    return at;
 }
 
 /* Positions that follow each other in a row of an image; images follow each other as well. */
@@ -158,9 +176,9 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
             for (int64_t j = reach.first; j < reach.last; j++) {
                 float *to = images + (reach.offset + j * reach.step) * n;
                 const float *from = g + (done + j) * depth + t * n;
-                const float *factor = m + (at + done + j) * m_step + t;
-                for (int64_t block = 0; block < blocks; block++, factor += taps) {
-                    const float each = m ? *factor : 1;
+                const float *factor = m ? m + (at + done + j) * m_step + t : 0;
+                for (int64_t block = 0; block < blocks; block++) {
+                    const float each = m ? factor[block * taps] : 1;
                     for (int64_t i = 0; i < size; i += LANES)
                         add(to + i, each * load_some_float32(from + i, size - i), size - i);
                     to += size, from += size;
@@ -178,6 +196,7 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "passes.h"
 #include "fold.h"
 #include "pointwise.h"
+#include "layer.h"
 #undef T
 #undef PAIRED
 #undef NAME
@@ -189,3 +208,4 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "passes.h"
 #include "fold.h"
 #include "pointwise.h"
+#include "layer.h"

@@ -40,7 +40,7 @@ INLINE void NAME(flow)(const struct frame *f, const T *x, const float *m, int64_
         for (int64_t t = 0; t < taps; t++)
             for (int64_t i = 0; i < n; i += TILE, next = !next) {
                 for (int64_t done = 0, l = 0; done < some; done += lines[l++].run)
-                    NAME(look)(f, lines[l], t, x + i, m + (at + from + done) * f->m,
+                    NAME(look)(f, lines[l], t, x + i, m ? m + (at + from + done) * f->m : 0,
                                seen[next] + done * TILE, TILE, taps, TILE, blocks);
                 if (t + i == 0) continue;
                 matrix_unit_add((uint32_t *)seen[!next], row, kernel, TILE);
@@ -85,8 +85,10 @@ INLINE void NAME(sum_chunk)(const struct frame *f, const T *x, const float *m, i
     else multiply(PAIRED, a, b, c, rows_for(PAIRED, count), f->width, words_deep, 0);
 }
 
-/* y = W M x. Returns 0, or 1 if memory ran out and y is not written. */
-int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *weight, T *y) {
+/* y = W M x + bias; M is I where `m` is null. Returns 0, or 1 if memory ran out and y is not
+   written. */
+int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *weight, T *y,
+                  const T *bias) {
     const int64_t most = needs_no_columns(f) ? POSITIONS : positions_for(f);
     const int64_t positions = f->images * outputs(f), chunks = pieces(positions, most);
     const int64_t columns_size = needs_no_columns(f) ? LANES : most * f->depth + LANES;
@@ -108,8 +110,11 @@ int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *we
             NAME(sum_chunk)(f, x, m, at, count, packed, columns, patches, sum);
             T *to = y + at * f->y_pixel;
             for (int64_t j = 0; j < count; j++, to += f->y_pixel)
-                for (int64_t i = 0; i < f->filters; i += LANES)
-                    NAME(store_some)(to + i, load_float32(sum + j * f->width + i), f->filters - i);
+                for (int64_t i = 0; i < f->filters; i += LANES) {
+                    vector v = load_float32(sum + j * f->width + i);
+                    if (bias) v += NAME(load_some)(bias + i, f->filters - i);
+                    NAME(store_some)(to + i, v, f->filters - i);
+                }
         }
         release_matrix_unit(before);
         free(columns);
@@ -261,7 +266,7 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
             if (d.images) memset(d.images, 0, some * pixels * f->channels * sizeof(float));
             const int64_t end = positions * (share.part + 1) / parts;
             for (int64_t at = positions * share.part / parts; at < end; at += rows, more = 1)
-                NAME(derive_chunk)(f, &d, x + image * f->image, m + done * f->m,
+                NAME(derive_chunk)(f, &d, x + image * f->image, m ? m + done * f->m : 0,
                                    grad + done * f->y_pixel, kernel,
                                    grad_m ? grad_m + done * f->m : 0, to_weight, more, at,
                                    least(end - at, rows));
