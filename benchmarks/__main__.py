@@ -97,7 +97,7 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
     "rivals": (rivals.rivals, RivalOptions(dtype="fp32", rounds=7, threads=(1,), batch=(8,))),
     "recipes": (networks.recipes, Options(dtype="bf16", batch=(128,))),
     "inference": (networks.inference, Options(batch=(1, 128), similarity=SIMILARITIES)),
-    "fewshot": (few_shot.few_shot, Options(dtype="fp32", rounds=7, batch=(2_000,), size=(84,))),
+    "fewshot": (few_shot.few_shot, Options(dtype="fp32", rounds=7, batch=(2_000,))),
 }
 """What measures and tells of itself, and its options where none are given; it takes no others."""
 

@@ -27,6 +27,7 @@ import torch
 from matplotlib.figure import Figure
 
 import neural_similarity as ns
+from neural_similarity import testing
 from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.cli import main as nsim
 from neural_similarity.visualize import plot_matrices
@@ -51,21 +52,12 @@ RECIPES = {
     "FewShotRecipe": "neural_similarity.lab.tasks.few_shot.recipe",
 }
 """A `Recipe` has the fields of the first three, a `FewShotRecipe` of the first and its own."""
-FULL = ns.Full()
 STRUCTURES: dict[str, ns.nn.Structure] = {
-    "Affine": ns.Affine(),
+    **{type(structure).__name__: structure for structure in testing.STRUCTURES.values()},
     "Diagonal": ns.Diagonal(),
-    "Dilation": ns.Dilation(FULL),
-    "Full": FULL,
-    "LowRank": ns.LowRank(),
-    "Masked": ns.Masked(FULL),
-    "PositiveSemidefinite": ns.PositiveSemidefinite(),
-    "Select": ns.Select(),
+    "Masked": ns.Masked(ns.Full()),
     "Shift": ns.Shift(),
-    "Sparse": ns.Sparse(FULL),
-    "Symmetric": ns.Symmetric(),
-    "Unshared": ns.Unshared(FULL, channels=2),
-    "Unstructured": ns.Unstructured(),
+    "Unshared": ns.Unshared(ns.Full(), channels=2),
 }
 """The structures whose pages have a picture of M."""
 DRAWN = """\

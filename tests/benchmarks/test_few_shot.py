@@ -1,11 +1,8 @@
-import sys
-
 import pytest
-import torch
 
 from benchmarks import few_shot
 from benchmarks.case import Case
-from benchmarks.few_shot import kept_features, meta_gradients
+from benchmarks.few_shot import kept_features
 from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import choose_runtime
@@ -17,37 +14,6 @@ CASE = Case(runtime=CPU, size=16, width=0.1, batch=50, rounds=3, attempts=1)
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(few_shot, "SIZES", TaskSizes(ways=3, shots=2, queries=2))
-
-
-@pytest.mark.long
-def test_higher_and_we_have_the_gradient_of_the_definition():
-    higher, ours = meta_gradients(CASE)
-    assert (higher.name, ours.name) == ("higher", "ours")
-    assert higher.baseline
-    assert not ours.baseline
-    for row in (higher, ours):
-        assert row.error < 1e-12
-        assert row.costs["tasks_per_second"] == pytest.approx(1 / row.times["all tasks"].seconds)
-
-
-def test_a_gradient_of_first_order_has_no_time(monkeypatch):
-    def first_order(method, task):
-        method.first_order = True
-        return torch.autograd.grad(method.loss(task), few_shot.trained(method))
-
-    monkeypatch.setattr(few_shot, "_by_ours", first_order)
-    higher, ours = meta_gradients(CASE)
-    assert higher.times
-    assert ours.wrong
-    assert not ours.times
-
-
-def test_without_higher_nothing_is_timed_and_the_row_says_why(monkeypatch):
-    monkeypatch.setitem(sys.modules, "higher", None)
-    higher, ours = meta_gradients(CASE)
-    assert higher.problem.startswith("not measured: import of higher halted")
-    assert not higher.times
-    assert not ours.times
 
 
 def test_the_evaluator_judges_as_the_definition():
