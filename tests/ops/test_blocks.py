@@ -71,27 +71,6 @@ def test_derivatives(blocks, problem, kind):
     assert gradgradcheck(f, tensors, fast_mode=True)
 
 
-@both_kinds
-def test_low_precision_blocks(kind):
-    problem = Problem("precision", channels=(8, 4))
-    x, weight, m = operands(("channels", 2), problem, kind)
-    low = x.bfloat16(), weight.bfloat16(), m.float()
-    y = similarity_conv2d(*low, padding=1, blocks=("channels", 2))
-    expected = by_blocks(x, weight, m, ("channels", 2), problem).view(y.shape)
-    assert (y - expected).abs().max() <= 0.03 * expected.abs().max()
-
-
-def test_a_matrix_over_channels_and_taps():
-    """The unstructured similarity: any matrix between the flattened kernel and patch."""
-    x, weight = Problem("unstructured", groups=2).operands()
-    m = torch.randn(18, 18, dtype=x.dtype)
-    patches = F.unfold(x, 3, padding=1).view(2, 2, 18, -1)
-    kernels = weight.view(2, 3, 18)
-    expected = torch.einsum("gop,pq,ngql->ngol", kernels, m, patches).flatten(1, 2)
-    y = similarity_conv2d(x, weight, m, padding=1, groups=2)
-    assert_close(y.flatten(2), expected)
-
-
 def blocked(blocks, groups, shape):
     x, weight = torch.zeros(1, 4, 4, 5), torch.zeros(6, 4 // groups, 3, 3)
     similarity_conv2d(x, weight, torch.zeros(shape), padding=1, groups=groups, blocks=blocks)

@@ -64,23 +64,6 @@ def test_only_needed_gradients_are_computed(frozen, kind):
     assert [operand.grad is None for operand in operands] == [i == frozen for i in range(3)]
 
 
-@both_kinds
-def test_func_grad_twice(kind):
-    problem = TINY[1]
-    operands = (*problem.operands(), problem.similarity(kind))
-
-    def curvature(backend):
-        def loss(*operands):
-            return function(problem, backend)(*operands).pow(3).sum()
-
-        def norm(*operands):
-            return sum(g.square().sum() for g in grad(loss, (0, 1, 2))(*operands))
-
-        return grad(norm, (0, 1, 2))(*operands)
-
-    assert_close(curvature("auto"), curvature("reference"))
-
-
 @pytest.mark.parametrize("in_dims", [(0, None, 0), (0, 0, 0), (None, 0, None), (None, None, 1)])
 @both_kinds
 def test_vmap_of_grad_is_a_loop(in_dims, kind):

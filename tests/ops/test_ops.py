@@ -99,14 +99,6 @@ def test_named_padding(padding, kernel_size, kind):
     assert_close(y, F.conv2d(x, fold_kernel(weight, static), None, 1, padding, (1, 3)))
 
 
-@both_kinds
-def test_unbatched(kind):
-    x, weight = PROBLEMS[0].operands()
-    m = PROBLEMS[0].similarity(kind)
-    y = similarity_conv2d(x, weight, m, padding=1)
-    assert_close(similarity_conv2d(x[1], weight, m[1], padding=1), y[1])
-
-
 @pytest.mark.parametrize("layout", ["channels_last", "strided", "expanded"])
 @both_kinds
 def test_memory_layouts(layout, kind):
