@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from neural_similarity_paper.studies.adapt_runs import cell_path, read_sheet
 
 from neural_similarity_paper.cli.studies import OTHER_STUDIES
 from neural_similarity_paper.recipes.adaptation import WAYS
@@ -20,7 +21,6 @@ from neural_similarity_paper.studies.adapt_report import (
     read_map,
     read_map_rates,
 )
-from neural_similarity_paper.studies.adapt_runs import cell_path, read_sheet
 from neural_similarity_paper.studies.adapt_unlabelled import KNOWN, KNOWN_CHANGES, STREAM
 from neural_similarity_paper.tables.markdown import interval_text
 from neural_similarity_paper.tables.verdicts import LEVEL

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from neural_similarity_paper.studies.adapt_runs import Sheet, cell_path, rates_path, read_sheet
 
 from neural_similarity.lab import cli
 from neural_similarity.lab.train import pack_correct
@@ -23,7 +24,6 @@ from neural_similarity_paper.studies.adapt_report import (
     read_map,
     read_map_rates,
 )
-from neural_similarity_paper.studies.adapt_runs import Sheet, cell_path, rates_path, read_sheet
 
 IMAGES = 200
 SHARES = {"full": 0.8, "all": 0.7, "nothing": 0.3}

@@ -10,8 +10,6 @@ from neural_similarity.lab import cli
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.lab.train.statistics import by_seed_and_image
 from neural_similarity_paper.studies import restore, restore_task
-from neural_similarity_paper.studies.adapt_map import missing_trials
-from neural_similarity_paper.studies.adapt_runs import read_sheet
 from neural_similarity_paper.studies.restore import DRAWS, FIELDS, TRAINED, Cell, read_cells
 from neural_similarity_paper.studies.restore_task import (
     CAMERAS,
@@ -23,6 +21,7 @@ from neural_similarity_paper.studies.restore_task import (
     score_images,
     turn_kernels,
 )
+from neural_similarity_paper.studies.sheets import read_sheet
 
 # What peft imports warns.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -130,7 +129,7 @@ def test_a_stopped_study_goes_on_and_its_page_follows_from_the_runs(tiny_study, 
     cell = Cell("tiny", 4, 2, "turned-35")
     sheet = read_sheet(tiny_study / "results" / "adapt-restore" / "tiny-4-2.json", FIELDS)
     scores = restore.scores_of(sheet)
-    assert not any(missing_trials(way, scores, cell.search) for way in restore.TRAINED)
+    assert not any(cell.search(way).missing(scores) for way in restore.TRAINED)
     report = read_cells(tiny_study / "results")[0]
     mine, theirs = (
         torch.tensor([sheet.runs[str(trial)]["images"] for trial in cell.trials(scores)[way]])

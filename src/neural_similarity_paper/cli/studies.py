@@ -4,44 +4,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from neural_similarity.files import write_text
 from neural_similarity.lab.cli.commands import print_line
-from neural_similarity.lab.cli.parsing import check_folders, parse_options
+from neural_similarity.lab.cli.parsing import check_folders, comma_list, parse_options
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.train.progress import print_notice
 from neural_similarity_paper.recipes.end import ARMS
 from neural_similarity_paper.studies.adapt_continual import CONTINUAL
-from neural_similarity_paper.studies.adapt_map import MAP_FOLDER
-from neural_similarity_paper.studies.adapt_report import (
-    draw_map,
-    map_to_markdown,
-    read_map,
-    read_map_rates,
-)
-from neural_similarity_paper.studies.adapt_runs import ReportLine, run_map
+from neural_similarity_paper.studies.adapt_map import MAP
+from neural_similarity_paper.studies.adapt_report import draw_study, study_to_markdown
 from neural_similarity_paper.studies.adapt_unlabelled import KNOWN_CHANGES, STREAM
 from neural_similarity_paper.studies.end_report import end_to_markdown
 from neural_similarity_paper.studies.end_search import END_SEARCH, run_search
 from neural_similarity_paper.studies.restore import RESTORE, restore_to_markdown, run_restore
+from neural_similarity_paper.studies.sheets import ReportLine
 
-OTHER_STUDIES = (CONTINUAL, STREAM, KNOWN_CHANGES)
-STUDIES: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
-    MAP_FOLDER: ("Where M wins: a map of adaptation", run_map),
-    **{study.name: (study.title, study.run) for study in OTHER_STUDIES},
+STUDIES = {study.name: study for study in (MAP, CONTINUAL, STREAM, KNOWN_CHANGES)}
+"""Studies of adaptation by the name of their table and of the folder of their records."""
+RUNS: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
     RESTORE: ("Deblurring: other cameras", run_restore),
     **{
         f"{END_SEARCH}-{arm}": (f"Learning rate and decay of {arm}", partial(run_search, arm))
         for arm in ARMS
     },
 }
-"""Titles, and what runs, by the name of the table and of the folder of records."""
+"""Titles, and what runs, of other studies."""
 PAGES: dict[str, tuple[str, Callable[[Path], str]]] = {
-    **{study.name: (study.title, study.to_markdown) for study in OTHER_STUDIES},
     "end": ("Trained to the end", end_to_markdown),
     RESTORE: ("Deblurring: other cameras", restore_to_markdown),
 }
-"""Titles, and the texts of what has run, of studies without a picture."""
+"""Titles, and the texts of what has run, of other studies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +46,8 @@ class StudyRunOptions:
     """Folder of the data sets; the network is data/pretrained-cifar10/resnet20.pt."""
     results: Path = Path("results")
     """Folder of the run records."""
+    only: Annotated[tuple[str, ...], comma_list(str, "NAME,NAME,...")] = ()
+    """Cells to run, such as noise-25-10 of adapt-map; a name may hold *."""
     print: bool = False
     """Print the command that runs what is missing, and run nothing."""
 
@@ -74,20 +70,38 @@ class StudyTableOptions:
             raise UsageError(f"--out must end in .md, got {self.out}")
 
 
+def is_runnable(name: str) -> bool:
+    """Whether `reproduce_study` runs what has this name."""
+    return name in STUDIES or name in RUNS
+
+
+def is_shown(name: str) -> bool:
+    """Whether `print_study` shows what has this name."""
+    return name in STUDIES or name in PAGES
+
+
+def _title(name: str) -> str:
+    return STUDIES[name].title if name in STUDIES else (RUNS | PAGES)[name][0]
+
+
 def reproduce_study(name: str, args: Sequence[str]) -> int:
     """Run what a study lacks, one run after the other on one thread; it may be stopped any time."""
-    title, run_study = STUDIES[name]
     description = (
-        f"{title}: run what is missing, most telling runs first. One thread; every run is kept at "
-        f"once, and the same command goes on.\n\nexample:\n  nsim reproduce {name} --data data"
+        f"{_title(name)}: run what is missing, most telling runs first. One thread; every run is "
+        "kept at once, and the same command goes on.\n\nexample:\n"
+        f"  nsim reproduce {name} --data data"
     )
     options = parse_options(
         StudyRunOptions, args, prog="nsim reproduce", description=description, flags=True
     )
     if options.print:
-        print_line(f"nsim reproduce {name} --data {options.data} --results {options.results}")
+        only = f" --only {','.join(options.only)}" if options.only else ""
+        print_line(f"nsim reproduce {name} --data {options.data} --results {options.results}{only}")
         return 0
-    run_study(options.data, options.results, print_notice)
+    if name in STUDIES:
+        STUDIES[name].run(options.data, options.results, print_notice, options.only)
+    else:
+        RUNS[name][1](options.data, options.results, print_notice)
     print_line(f"nsim table {name} shows what has run")
     return 0
 
@@ -95,23 +109,21 @@ def reproduce_study(name: str, args: Sequence[str]) -> int:
 def print_study(name: str, args: Sequence[str]) -> int:
     """Print what has run of a study, or write it as Markdown, the map with a picture."""
     description = (
-        f"{(STUDIES | PAGES)[name][0]}: show what has run.\n\nexample:\n"
+        f"{_title(name)}: show what has run.\n\nexample:\n"
         f"  nsim table {name} --out docs/evidence/table-{name}.md"
     )
     options = parse_options(StudyTableOptions, args, prog="nsim table", description=description)
-    if name in PAGES:
-        return _write_page(PAGES[name][1](options.results), options.out)
-    cells, rates = read_map(options.results), read_map_rates(options.results)
-    if options.out is None:
-        return _write_page(map_to_markdown(cells, rates), None)
-    picture = options.out.with_suffix(".png")
-    draw_map(cells, picture)
-    return _write_page(map_to_markdown(cells, rates, picture.name), options.out, picture)
-
-
-def _write_page(text: str, out: Path | None, *others: Path) -> int:
-    """Print a text, or write it and name all files."""
-    if out is not None:
-        write_text(out, text)
-    print_line(text.rstrip() if out is None else "\n".join(map(str, (out, *others))))
+    results, out = options.results, options.out
+    picture = out.with_suffix(".png") if out and name == MAP.name else None
+    if name in STUDIES:
+        text = study_to_markdown(STUDIES[name], results, picture and picture.name)
+    else:
+        text = PAGES[name][1](results)
+    if picture:
+        draw_study(STUDIES[name], results, picture)
+    if out is None:
+        print_line(text.rstrip())
+        return 0
+    write_text(out, text)
+    print_line("\n".join(str(path) for path in (out, picture) if path))
     return 0

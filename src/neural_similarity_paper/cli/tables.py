@@ -159,7 +159,7 @@ class RecordOptions:
 
 def reproduce(args: Sequence[str]) -> int:
     """Run what a table lacks, or print its commands; 0 if every run is recorded in the end."""
-    if args and args[0] in studies.STUDIES:
+    if args and studies.is_runnable(args[0]):
         return studies.reproduce_study(args[0], args[1:])
     description = (
         "Run the rows of a table that have no record yet, and record them, or print the commands "
@@ -190,7 +190,7 @@ def reproduce(args: Sequence[str]) -> int:
 
 def table(args: Sequence[str]) -> int:
     """Print a table with our runs, or write it as Markdown and as a picture."""
-    if args and args[0] in (studies.MAP_FOLDER, *studies.PAGES):
+    if args and studies.is_shown(args[0]):
         return studies.print_study(args[0], args[1:])
     description = (
         "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"

@@ -1,174 +1,225 @@
-"""The map of adaptation: for which changes of the images, and with how many labels, M leads.
+"""The map of adaptation: what M adds to what people train, by change of images and labels.
 
-A cell is a change and a number of labelled images of each class. Every way of adaptation runs on
-the same draws of these images. Its learning rate is chosen for a number of labels at a time, on
-images held out under changes that the map does not contain, and never on a test image. Whether
-networks normalise by running statistics of the new images or by the backbone's is chosen for all
-ways of a cell by the labelled images alone: whichever of the two classifies more of them rightly
-without any training.
+A cell is a change and a number of labelled images of each class. The backbone has seen none of
+them: they come from a half of the test images, and the other half is scored. Rates are chosen on
+held-out images of the first half under changes that the map does not contain, and beside that all
+ways run at rates by curvature. M with a way takes M's rate and that way's: it has no choice of its
+own, so that both are tuned equally. Whether networks normalise by running statistics of the new
+images or by the backbone's is chosen for all ways of a cell by its labelled images, before any
+training.
 """
 
-from collections.abc import Mapping
-from statistics import fmean
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from neural_similarity.lab.data.corruption import GEOMETRY, UNDONE
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity_paper.recipes.adaptation import CHANGED, WAYS, way_fields
+from neural_similarity_paper.studies.adapt_kin import add_coded_atoms, add_tsa
+from neural_similarity_paper.studies.adapt_study import CURVED, Cell, Column, Study, Way
+from neural_similarity_paper.studies.adapt_training import (
+    backbone_terms,
+    fit_groups,
+    load_halves,
+    run_in_memory,
+    score_in_memory,
+    start_run,
+)
+from neural_similarity_paper.studies.rates import SearchPlace, Trial
+from neural_similarity_paper.studies.sheets import Sheet
 
-MAP_FOLDER = "adapt-map"
-"""Folder of the map's records below that of all results."""
 CHANGES = {
-    "rotation-30": "turned by 30°",
-    "lens-0.8": "barrel lens",
-    "half-resolution": "half resolution",
     "noise-25": "noise",
+    "rotation-30": "turned by 30°",
+    "half-resolution": "half resolution",
+    "blur-1": "blur",
+    "lens-0.8": "barrel lens",
     "rotation-45": "turned by 45°",
     "rotation-15": "turned by 15°",
     "rotation-90": "turned by 90°",
     "zoom-0.75": "zoom 0.75",
     "zoom-1.33": "zoom 1.33",
     "shear-0.4": "shear",
-    "blur-1": "blur",
     "contrast-0.2": "contrast",
 }
-"""Changes of the map with their labels, most telling ones first."""
+"""Changes of the map with their labels; the first six were those of a pilot."""
 LABELS = (10, 5, 50)
 """Labelled images of each class."""
-MAP_CELLS = tuple((change, labels) for labels in LABELS for change in CHANGES)
-"""Changes and labels of the cells, in the order in which they run."""
 DRAWS = (1, 2, 3, 4, 5)
 """Seeds of a cell."""
 RATE_CHANGES = ("rotation-20", "zoom-1.15", "blur-1.5")
 """Changes on which rates are chosen; none is of the map."""
-RATE_DRAWS = (11, 12, 13)
-"""Seeds of the choice of rates: all rates with the first, the best two with all."""
-GRID = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 FIRST_RATES = (3e-3, 0.01, 0.03)
-"""Where the choice begins; it goes on along the grid until the best rate has neighbours."""
-FIXED_RATES = {"full-default": 0.0, "nothing": 1.0, "statistics": 1.0, "undone": 1.0}
-"""Ways whose rate is not chosen: M's own by curvature (0), and those that train nothing."""
-Statistics = Literal["new", "backbone"]
-"""Normalisation by statistics of the new images, or by the backbone's."""
-STATISTICS_OF: dict[str, Statistics] = {
-    "nothing": "backbone",
-    "undone": "backbone",
-    "ssf": "backbone",
-    "statistics": "new",
-}
-"""Ways whose statistics are not the cell's: those of the batch undo SSF."""
-RATES_OF_M = (3e-4, 1e-3, 3e-3, 0.01, 0.03)
-"""Rates of M that every cell tries, against which its own rate is judged."""
-MAP_WAYS = (
-    "full", "full-default", "all", "norm", "residual", "residual-vector", "atoms", "lora", "lora-c",
-    "lora-c4", "oft", "conv-adapter", "ssf", "film", "bias", "head", "statistics", "nothing",
-    "undone",
-)  # fmt: skip
-"""The ways of a cell; M comes first."""
+PLACE = SearchPlace(RATE_CHANGES, (11, 12, 13), FIRST_RATES)
 LONGER = {50: 2}
 """Factor on the steps for some numbers of labels."""
+UNDONE_LABEL = "image changed back, network as it is"
+ADDED = {"tsa": add_tsa, "atoms-9": add_coded_atoms}
+"""Ways whose parts are added to the network here."""
 
 
-class MapRun(NamedTuple):
-    """A training run of a way under a change, by the seed that draws its images."""
-
-    way: str
-    rate: float
-    change: str
-    draw: int
-
-    def __str__(self) -> str:
-        return f"{self.way} {self.rate:g} {self.change} {self.draw}"
+def _way(name: str, *rates: str, alone: str = "") -> Way:
+    return Way(WAYS[name][0], rates or (name,), alone)
 
 
-RunScores = Mapping[str, float]
-"""Accuracies on held-out images by the text of their trial."""
+MAP_WAYS = {
+    "full": _way("full"),
+    "norm": _way("norm"),
+    "full-norm": _way("full-norm", "full", "norm", alone="norm"),
+    "tsa": Way("TSA: residual adapters, aligned features", ("tsa",)),
+    "full-tsa": Way("static full M and TSA", ("full", "tsa"), "tsa"),
+    "all": _way("all"),
+    "full-all": Way("static full M and all weights", ("full", "all"), "all"),
+    "full-then-all": Way("static full M, then all weights", ("full", "all"), "all"),
+    "statistics": Way(WAYS["statistics"][0]),
+    "nothing": Way(WAYS["nothing"][0], every_draw=False),
+    "undone": Way(UNDONE_LABEL, every_draw=False),
+    "atoms-9": Way("nine filter atoms, sparse codes", ("atoms-9",)),
+    **{
+        way: _way(way)
+        for way in ("atoms", "residual-vector", "lora", "lora-c", "oft", "conv-adapter", "ssf")
+    },
+    **{way: _way(way) for way in ("film", "bias", "head")},
+}
+PAIRS = tuple(MAP_WAYS)[:11]
+"""The ways that run first: M, what people train, and both."""
+KEEPING = ("nothing", "undone", "ssf")
+"""Ways that keep the backbone's statistics in every cell: those of the batch undo SSF."""
 
 
-class RateSearch(NamedTuple):
-    """Where rates are chosen: all rates with the first draw, the best two with all draws."""
-
-    changes: tuple[str, ...]
-    draws: tuple[int, ...]
-    first: tuple[float, ...]
-    """Rates of `GRID` to begin with; it goes on until the best one has neighbours."""
-
-
-MAP_SEARCH = RateSearch(RATE_CHANGES, RATE_DRAWS, FIRST_RATES)
+FIELDS: dict[str, dict[str, Any]] = {
+    **{way: fields for way, (_, fields) in WAYS.items()},
+    "undone": WAYS["nothing"][1],
+    **{way: {"train": "nothing"} for way in ADDED},
+    **dict.fromkeys(("full-tsa", "full-then-all"), WAYS["full"][1]),
+    "full-all": WAYS["full"][1] | {"train": "all"},
+}
+"""Fields of the recipes of ways."""
 
 
-def cell_ways(change: str) -> list[str]:
-    """The ways of a cell: a change that is not geometric cannot be undone."""
-    return [way for way in MAP_WAYS if way != "undone" or change in GEOMETRY]
-
-
-def trial_recipe(trial: MapRun, labels: int, statistics: Statistics = "new") -> AdaptationRecipe:
-    """The recipe of a run; `nsim train adapt` with its fields trains the same network."""
-    way, undone = ("nothing", UNDONE) if trial.way == "undone" else (trial.way, "")
-    kept = STATISTICS_OF.get(trial.way, statistics) == "backbone"
-    times, fields = LONGER.get(labels, 1), way_fields(CHANGED | WAYS[way][1])
+def trial_recipe(trial: Trial, labels: int, statistics: str = "new") -> AdaptationRecipe:
+    """The recipe of a run, but for rates; `nsim train adapt` with its fields trains the same."""
+    way = trial.way.removesuffix(CURVED)
+    undone = UNDONE if way == "undone" else ""
+    kept = way in KEEPING or (statistics == "backbone" and way != "statistics")
+    times, fields = LONGER.get(labels, 1), way_fields(CHANGED | FIELDS[way])
     drops = tuple(times * drop for drop in fields["drops"])
     fields |= {"steps": times * fields["steps"], "drops": drops, "per_class": labels}
-    fields |= {"norm": "eval" if kept else "train", "lr": trial.rate, "seed": trial.draw}
+    fields |= {"norm": "eval" if kept else "train", "lr": 1.0, "seed": trial.draw}
     dataset = f"cifar10-{trial.change}{undone}"
     return AdaptationRecipe(**fields, dataset=dataset, threads=1, precision="bf16")
 
 
-def cell_trials(change: str, rates: Mapping[str, float]) -> list[MapRun]:
-    """The runs of a cell, a draw after the other; what does not depend on the draw runs once."""
-    return [
-        MapRun(way, FIXED_RATES.get(way, rates.get(way, 0.0)), change, draw)
-        for draw in DRAWS
-        for way in cell_ways(change)
-        if draw == DRAWS[0] or way not in ("nothing", "undone")
-    ]
+def run_map_trial(
+    trial: Trial, data: Path, held_out: bool, labels: int, statistics: str
+) -> dict[str, Any]:
+    """Train and score a way under a change."""
+    recipe, way = trial_recipe(trial, labels, statistics), trial.way.removesuffix(CURVED)
+    whole = load_halves(recipe.dataset, data, held_out)
+    add = ADDED.get(way.removeprefix("full-"), lambda _: [])
+    then_all = way == "full-then-all"
+    return run_in_memory(recipe, trial.rates, whole, data, add, then_all)
 
 
-def rate_trials(change: str) -> list[MapRun]:
-    """M at all of its rates and at its own, on the images of a cell."""
-    ours, untuned = MAP_WAYS[:2]
-    tried = [(untuned, FIXED_RATES[untuned]), *((ours, rate) for rate in RATES_OF_M)]
-    return [MapRun(way, rate, change, draw) for way, rate in tried for draw in DRAWS]
+def choose_statistics(sheet: Sheet, cell: Cell, data: Path) -> None:
+    """Those by which the untrained network classifies more labelled images of all draws."""
+    if "statistics" not in sheet.facts:
+        correct = {
+            kind: sum(_labelled_correct(way, cell, draw, data) for draw in cell.draws)
+            for kind, way in (("new", "statistics"), ("backbone", "nothing"))
+        }
+        best = max(correct, key=lambda kind: correct[kind])
+        sheet.facts |= {"labelled_correct": correct, "statistics": best}
+        sheet.write()
 
 
-def missing_trials(way: str, scores: RunScores, search: RateSearch) -> list[MapRun]:
-    """The runs that choosing a way's rate still needs, a few at a time; none once it is chosen."""
-    one = search._replace(draws=search.draws[:1])
-    rates = list(search.first)
-    while not (lacking := _lacking(way, rates, one, scores)):
-        best = GRID.index(_best_rates(way, rates, one, scores)[0])
-        beside = [rate for rate in GRID[max(best - 1, 0) : best + 2] if rate not in rates]
-        if not beside:
-            return _lacking(way, _best_rates(way, rates, one, scores)[:2], search, scores)
-        rates += beside
-    return lacking
+def _labelled_correct(way: str, cell: Cell, draw: int, data: Path) -> int:
+    """How many of its labelled images a network classifies rightly, of a way that trains none."""
+    recipe = trial_recipe(Trial(way, (1.0,), cell.changes[0], draw), cell.facts["labels"])
+    memory = start_run(recipe, load_halves(recipe.dataset, data, False), data)
+    fit_groups(memory, (), range(memory.run.recipe.steps))
+    return int(score_in_memory(memory, memory.task.dataset.train).sum())
 
 
-def chosen_rate(way: str, scores: RunScores, search: RateSearch) -> float:
-    """The better of a way's two best rates over all draws; of equals the smaller.
-
-    Raises:
-        ValueError: runs are missing.
-    """
-    if missing := missing_trials(way, scores, search):
-        raise ValueError(f"the choice of a rate for {way} lacks {missing[0]}")
-    rates = [rate for rate in GRID if not _lacking(way, [rate], search, scores)]
-    return _best_rates(way, rates, search, scores)[0]
-
-
-def _trials(way: str, rate: float, search: RateSearch) -> list[MapRun]:
-    return [MapRun(way, rate, change, draw) for change in search.changes for draw in search.draws]
-
-
-def _lacking(way: str, rates: list[float], search: RateSearch, scores: RunScores) -> list[MapRun]:
-    trials = (trial for rate in rates for trial in _trials(way, rate, search))
-    return [trial for trial in trials if str(trial) not in scores]
+def map_cell(change: str, labels: int, draws: tuple[int, ...] = DRAWS) -> Cell:
+    """A cell of the map, of this protocol or the older one."""
+    return Cell(
+        f"{change}-{labels}",
+        f"{CHANGES[change]}, {labels} labels",
+        (change,),
+        draws,
+        PLACE,
+        f"{change}-{labels}",
+        f"rates-{labels}",
+        () if change in GEOMETRY else ("undone",),
+        {"labels": labels},
+    )
 
 
-def _best_rates(way: str, rates: list[float], search: RateSearch, scores: RunScores) -> list[float]:
-    """The rates by their mean accuracy, the best first, of equals the smaller."""
-
-    def mean(rate: float) -> float:
-        return fmean(scores[str(trial)] for trial in _trials(way, rate, search))
-
-    return sorted(sorted(rates), key=mean, reverse=True)
+MAP_CELLS = tuple(map_cell(change, labels) for labels in LABELS for change in CHANGES)
+_OLDER_NAMES = (
+    "full", "all", "norm", "residual", "residual-vector", "atoms", "lora", "lora-c", "lora-c4",
+    "oft", "conv-adapter", "ssf", "film", "bias", "head",
+)  # fmt: skip
+OLDER_WAYS = {way: Way(WAYS[way][0], (way,)) for way in _OLDER_NAMES} | {
+    way: MAP_WAYS[way] for way in ("statistics", "nothing", "undone")
+}
+OLDER_MAP = Study(
+    name="adapt-map",
+    title="Older protocol: labels from the training images",
+    note=(
+        "Images that give labels are of the set that the backbone was trained on; all 10,000 test "
+        "images are scored. Rates were chosen for each way and number of labels under "
+        f"{', '.join(RATE_CHANGES)}, on training images held out; in the last columns M's is by "
+        "curvature, on a run's labelled images, and those of other ways as before. A cell's "
+        "networks normalise by running statistics of the new images or by the backbone's: by those "
+        "with which the untrained network classifies more of the labelled images of all draws. "
+        "SSF keeps the backbone's."
+    ),
+    ways=OLDER_WAYS,
+    stages=(tuple(OLDER_WAYS),),
+    cells=MAP_CELLS,
+    columns=(Column(), Column("M's rate by curvature", ("full",))),
+)
+RATES_OF_M = (3e-4, 1e-3, 3e-3, 0.01, 0.03)
+"""Rates of M that cells of the older protocol tried, beside M's own by curvature."""
+OLDER_RATES = Study(
+    name="adapt-map",
+    title="Older protocol: M by learning rate",
+    note=(
+        "Static full M at five rates, and at its rate by curvature, the default of `nsim train "
+        "adapt` with a kept classifier. The best rate of a cell is known by its test images alone."
+    ),
+    ways={
+        name: Way(f"static full M, {label}", run=run, fixed=(rate,))
+        for name, label, run, rate in (
+            ("curvature", "by curvature", f"full{CURVED}", 0.0),
+            *((f"{rate:g}", f"rate {rate:g}", "full", rate) for rate in RATES_OF_M),
+        )
+    },
+    stages=(("curvature", *(f"{rate:g}" for rate in RATES_OF_M)),),
+    cells=MAP_CELLS,
+)
+TRAINED_WAYS = tuple(way for way, spec in MAP_WAYS.items() if spec.rates)
+MAP = Study(
+    name="adapt-map",
+    title="What M adds: a map of adaptation (ResNet-20 of CIFAR-10)",
+    note=(
+        "A fixed half of the 10,000 test images, seen by no backbone, gives labels and held-out "
+        "images; accuracies are on the other half. Rates were chosen for each way and number of "
+        f"labels under {', '.join(RATE_CHANGES)}, on images held out, or are by curvature on a "
+        "run's labelled images; none saw a scored image. M with a way takes M's rate and that "
+        "way's. A cell's networks normalise by running statistics of the new images or by the "
+        "backbone's: by those with which the untrained network classifies more of the labelled "
+        "images of all draws; SSF keeps the backbone's."
+    ),
+    ways=MAP_WAYS,
+    stages=(PAIRS, tuple(way for way in MAP_WAYS if way not in PAIRS)),
+    cells=MAP_CELLS,
+    run_trial=run_map_trial,
+    begin=choose_statistics,
+    terms=backbone_terms,
+    columns=(Column("chosen"), Column("by curvature", TRAINED_WAYS)),
+    folder="adapt-map/unseen",
+    older=(OLDER_MAP, OLDER_RATES),
+)

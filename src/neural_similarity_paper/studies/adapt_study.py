@@ -1,69 +1,106 @@
-"""Studies of adaptation beside the map: cells of runs in one file, and a table of them."""
+"""Studies of adaptation: cells of (change, labels, way, search), their runs, sheets and reports."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train.scoring import unpack_correct
-from neural_similarity_paper.studies.adapt_map import (
-    MapRun,
-    RateSearch,
-    chosen_rate,
-    missing_trials,
+from neural_similarity.lab.train.statistics import (
+    LEAST_SEEDS,
+    Interval,
+    by_image,
+    by_seed_and_image,
+    holm,
 )
-from neural_similarity_paper.studies.adapt_report import (
-    accuracy_text,
-    lead_cells,
-    leads_over_baselines,
-    scored_text,
-)
-from neural_similarity_paper.studies.adapt_runs import (
+from neural_similarity_paper.studies.rates import RateSearch, SearchPlace, Trial
+from neural_similarity_paper.studies.sheets import (
     ReportLine,
-    fill_search,
-    fill_sheet,
+    Sheet,
     filling_alone,
     open_sheet,
     read_sheet,
 )
-from neural_similarity_paper.tables.markdown import markdown_rows
 
-LEADS_NOTE = (
-    "Leads are those of M in points, with 95 % intervals over test images (and draws, crossed, "
-    "from three draws on) and p-values adjusted by Holm within a comparison. ± is the standard "
-    "deviation over draws. Runs train in bfloat16, and are scored in it where nothing else is "
-    "named."
-)
+CURVED = "-default"
+"""What the name of a way ends in, in a run whose rates are by curvature."""
 
 
-@dataclass(frozen=True)
-class StudyCell:
-    """Ways that are compared on the same images."""
+class Way(NamedTuple):
+    """A way of adaptation in a study."""
 
     label: str
-    changes: tuple[str, ...]
-    """What a way runs on, for every draw."""
-    draws: tuple[int, ...]
-    searches: Mapping[str, RateSearch | None]
-    """How the rate of every way is chosen, M's first; None where there is none."""
+    rates: tuple[str, ...] = ()
+    """Ways whose chosen rates it takes, in the order of `Trial.rates`; none where none trains. Its
+    own name comes last where its rate is searched."""
+    alone: str = ""
+    """The same way without M, over which M's gain is shown."""
+    every_draw: bool = True
+    """Whether its answers depend on the draw."""
+    run: str = ""
+    """Its name in runs, where that is another one."""
+    fixed: tuple[float, ...] = ()
+    """Rates that are neither searched nor by curvature."""
 
-    def trials(self, accuracies: Mapping[str, float]) -> list[MapRun]:
-        """The runs, a draw after the other; none before their rates are chosen."""
-        searches = [(way, search) for way, search in self.searches.items() if search]
-        if any(missing_trials(way, accuracies, search) for way, search in searches):
-            return []
-        rates = {way: chosen_rate(way, accuracies, search) for way, search in searches}
-        return [
-            MapRun(way, rates.get(way, 1.0), change, draw)
-            for draw in self.draws
-            for change in self.changes
-            for way in self.searches
-        ]
+
+class Cell(NamedTuple):
+    """Ways that are compared on the same images.
+
+    Attributes:
+        changes: what a way runs on, for every draw.
+        file, rates_file: stems of the sheets of its runs, and of those that chose rates.
+        facts: what the sheet says beside the runs, such as the number of labels.
+    """
+
+    name: str
+    label: str
+    changes: tuple[str, ...]
+    draws: tuple[int, ...]
+    place: SearchPlace = SearchPlace((), (), ())
+    file: str = "runs"
+    rates_file: str = "runs"
+    without: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = {}
+
+
+class Column(NamedTuple):
+    """Rates of a table: the chosen ones, but by curvature for the ways that are named."""
+
+    title: str = ""
+    curved: Collection[str] = ()
+
+
+class Lead(NamedTuple):
+    """A difference in points, with p-values adjusted within the cell and over all cells."""
+
+    interval: Interval
+    p: float
+    p_all: float = 1.0
+
+
+@dataclass
+class CellReport:
+    """What a cell's runs say; lists have an entry for each column of rates.
+
+    Attributes:
+        correct: whether a way was right, boolean (draws, images), for the draws that ran.
+        leads: of M over a way; or of a way with M over the same way alone.
+    """
+
+    cell: Cell
+    draws: list[int]
+    facts: dict[str, Any]
+    rates: dict[str, str]
+    runs: dict[str, list[dict[str, Any]]]
+    correct: list[dict[str, Tensor]]
+    leads: list[dict[str, Lead]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -71,81 +108,227 @@ class Study:
     """Cells, most telling ones first, and how their runs are made and shown.
 
     Attributes:
-        run_trial: trains and scores a run, given `data`, the folder of the data sets, and
-            `held_out`, whether training images stand for test images; what a sheet keeps of it.
+        stages: ways, M first, in the order in which they run in all cells; a cell is shown once
+            it has those of the first stage.
+        run_trial: trains and scores a trial, given `data`, the folder of the data sets, `held_out`,
+            whether held-out images stand for test images, and a cell's labels and statistics; what
+            a sheet keeps of it. Older studies are shown alone and need none.
+        begin: completes the facts of a cell's sheet.
+        terms: facts of every new sheet, such as the digest of the network.
         positions: where a run's images stand among those of its draw; by default in their order.
         size: title and text of what a way costs, from the number of trained parameters.
+        older: studies that are shown below it.
     """
 
     name: str
     title: str
     note: str
-    labels: Mapping[str, str]
-    cells: tuple[StudyCell, ...]
-    run_trial: Callable[..., dict[str, Any]]
-    positions: Callable[[MapRun, int], Tensor] = lambda _, count: torch.arange(count)
+    ways: Mapping[str, Way]
+    stages: tuple[tuple[str, ...], ...]
+    cells: tuple[Cell, ...]
+    run_trial: Callable[..., dict[str, Any]] = dict
+    begin: Callable[[Sheet, Cell, Path], None] = lambda *_: None
+    terms: Callable[[], dict[str, Any]] = dict
+    columns: tuple[Column, ...] = (Column(),)
+    folder: str = ""
+    positions: Callable[[Trial, int], Tensor] = lambda _, count: torch.arange(count)
     size: tuple[str, Callable[[str, int], str]] = ("trained", lambda _, trained: f"{trained:,}")
+    older: tuple["Study", ...] = ()
 
-    def path(self, results: Path) -> Path:
-        """The file of all runs."""
-        return results / self.name / "runs.json"
+    def cell_path(self, results: Path, cell: Cell) -> Path:
+        """The sheet of a cell's runs."""
+        return results / (self.folder or self.name) / f"{cell.file}.json"
 
-    def run(self, data: Path, results: Path, report: ReportLine) -> None:
-        """Choose rates and run the cells that lack runs."""
-        path = self.path(results)
-        run_held_out, run_test = (
-            partial(self.run_trial, data=data, held_out=held_out) for held_out in (True, False)
-        )
-        with filling_alone(path.parent):
-            sheet = open_sheet(path)
-            for cell in self.cells:
-                for way, search in cell.searches.items():
-                    if search:
-                        fill_search(sheet, [way], run_held_out, report, search)
-                fill_sheet(sheet, cell.trials(sheet.accuracies), run_test, report)
+    def rates_path(self, results: Path, cell: Cell, facts: Mapping[str, Any]) -> Path:
+        """The sheet of the runs that chose the rates of a cell."""
+        kept = "-backbone" if facts.get("statistics") == "backbone" else ""
+        return results / (self.folder or self.name) / f"{cell.rates_file}{kept}.json"
 
-    def to_markdown(self, results: Path) -> str:
-        """The draws of every cell that have run, as a table.
+    def run(
+        self, data: Path, results: Path, report: ReportLine, only: Collection[str] = ()
+    ) -> None:
+        """Choose rates and run what cells lack, stage by stage; `only` has globs of their names."""
+        cells = [c for c in self.cells if not only or any(fnmatchcase(c.name, g) for g in only)]
+        with filling_alone(results / (self.folder or self.name)):
+            for stage in self.stages:
+                for cell in cells:
+                    self._fill(cell, stage, data, results, report)
+
+    def _fill(
+        self, cell: Cell, stage: Sequence[str], data: Path, results: Path, report: ReportLine
+    ) -> None:
+        sheet = self._open(self.cell_path(results, cell), cell.facts)
+        self.begin(sheet, cell, data)
+        shared = {k: v for k, v in sheet.facts.items() if k in ("labels", "statistics")}
+        run = partial(self.run_trial, data=data, **shared)
+        rates = self._open(self.rates_path(results, cell, sheet.facts), shared)
+
+        def run_held_out(trial: Trial) -> dict[str, Any]:
+            facts = run(trial, held_out=True)
+            return {key: value for key, value in facts.items() if key != "correct"}
+
+        for search in self.searches(cell, stage, rates):
+            while missing := search.missing(rates.accuracies):
+                rates.fill(missing, run_held_out, report)
+        chosen = self.chosen_rates(cell, stage, rates) or {}
+        trials = chain.from_iterable(self.trials(cell, stage, chosen).values())
+        sheet.fill(trials, partial(run, held_out=False), report)
+
+    def _open(self, path: Path, facts: Mapping[str, Any]) -> Sheet:
+        """A sheet of the present network.
 
         Raises:
-            ValueError: the file is damaged.
+            ValueError: its runs are of another one.
         """
-        path = self.path(results)
-        runs = read_sheet(path).runs if path.exists() else {}
-        rows, ran = [], 0
-        for cell in self.cells:
-            trials = cell.trials({key: run["accuracy"] for key, run in runs.items()})
-            lacking = {trial.draw for trial in trials if str(trial) not in runs}
-            finished = [trial for trial in trials if trial.draw not in lacking]
-            ran += len({trial.draw for trial in finished})
-            with content_errors(path):
-                rows += self._cell_rows(cell.label, finished, runs) if finished else []
-        total = sum(len(cell.draws) for cell in self.cells)
-        head = ("", "way", self.size[0], "rate", "accuracy, %", "lead of M", "p, adjusted")
-        counts = f"{ran} of {total} comparisons have run."
-        table = [markdown_rows(head, *rows)] if rows else []
-        return "\n\n".join([f"# {self.title}", counts, self.note, LEADS_NOTE, *table]) + "\n"
+        terms = self.terms()
+        sheet = open_sheet(path, **terms, **facts)
+        for name, value in terms.items():
+            if sheet.facts.get(name) != value:
+                raise ValueError(f"{path} is of another {name}, {sheet.facts.get(name)!r:.80}")
+        return sheet
 
-    def _cell_rows(
-        self, label: str, trials: list[MapRun], runs: Mapping[str, dict[str, Any]]
-    ) -> list[tuple[str, ...]]:
-        by_way = {way: [t for t in trials if t.way == way] for way in self.labels}
-        correct = {way: self._correct_images(own, runs) for way, own in by_way.items()}
-        leads, rows = leads_over_baselines(correct), []
-        for way, (first, *_) in by_way.items():
-            trained = runs[str(first)]["trained"]
-            front = (label, self.labels[way], self.size[1](way, trained))
-            rate = f"{first.rate:g}" if trained else ""
-            accuracy = accuracy_text(correct[way]) + scored_text(runs[str(t)] for t in by_way[way])
-            rows.append((*front, rate, accuracy, *lead_cells(way, leads)))
-        return rows
+    def searches(self, cell: Cell, ways: Iterable[str], sheet: Sheet) -> Iterable[RateSearch]:
+        """The choices of rates that ways need; a later one may need the rates of earlier ones."""
+        chosen: dict[str, float] = {}
+        for name in dict.fromkeys(name for way in ways for name in self.ways[way].rates):
+            others = tuple(chosen[other] for other in self.ways[name].rates[:-1])
+            search = RateSearch(name, cell.place, others)
+            yield search
+            if search.missing(sheet.accuracies):
+                return
+            chosen[name] = search.choose(sheet.accuracies)
 
-    def _correct_images(self, trials: list[MapRun], runs: Mapping[str, dict[str, Any]]) -> Tensor:
+    def chosen_rates(
+        self, cell: Cell, ways: Iterable[str], sheet: Sheet
+    ) -> dict[str, float] | None:
+        """The rates that a sheet's runs chose for ways, or None."""
+        searches = list(self.searches(cell, ways, sheet))
+        if any(search.missing(sheet.accuracies) for search in searches):
+            return None
+        return {search.way: search.choose(sheet.accuracies) for search in searches}
+
+    def trials(
+        self, cell: Cell, ways: Iterable[str], rates: Mapping[str, float]
+    ) -> dict[tuple[int, str, int], list[Trial]]:
+        """The runs of a draw, a way and a column, a draw after the other."""
+        return {
+            (draw, way, at): [
+                self._trial(way, column, rates, change, draw if spec.every_draw else cell.draws[0])
+                for change in cell.changes
+            ]
+            for draw in cell.draws
+            for way in ways
+            if way not in cell.without
+            for spec in [self.ways[way]]
+            for at, column in enumerate(self.columns)
+        }
+
+    def _trial(
+        self, way: str, column: Column, rates: Mapping[str, float], change: str, draw: int
+    ) -> Trial:
+        if way in column.curved:
+            return Trial(way + CURVED, (0.0,), change, draw)
+        spec = self.ways[way]
+        chosen = spec.fixed or tuple(rates[name] for name in spec.rates) or (1.0,)
+        return Trial(spec.run or way, chosen, change, draw)
+
+    def read(self, results: Path) -> list[CellReport]:
+        """The cells that can be shown.
+
+        Raises:
+            ValueError: a file is damaged.
+        """
+        reports = [report for cell in self.cells if (report := self._read_cell(results, cell))]
+        for at in range(len(self.columns)):
+            for pairs in (False, True):
+                keys = [
+                    (report.leads[at], way)
+                    for report in reports
+                    for way in report.leads[at]
+                    if bool(self.ways[way].alone) == pairs
+                ]
+                adjusted = holm([leads[way].interval.p or 0.0 for leads, way in keys])
+                for (leads, way), p in zip(keys, adjusted, strict=True):
+                    leads[way] = leads[way]._replace(p_all=p)
+        return reports
+
+    def _read_cell(self, results: Path, cell: Cell) -> CellReport | None:
+        sheet = read_sheet(path := self.cell_path(results, cell))
+        rates = read_sheet(self.rates_path(results, cell, sheet.facts))
+        trials: dict[tuple[int, str, int], list[Trial]] = {}
+        chosen: dict[str, float] = {}
+        for stage in self.stages:
+            own = self.chosen_rates(cell, stage, rates)
+            if own is not None:
+                chosen |= own
+                trials |= self.trials(cell, stage, own)
+        whole = {key for key, own in trials.items() if all(str(t) in sheet.runs for t in own)}
+        columns = range(len(self.columns))
+        first = [way for way in self.stages[0] if way not in cell.without]
+        draws = [d for d in cell.draws if all((d, w, at) in whole for w in first for at in columns)]
+        if len(draws) < min(LEAST_SEEDS, len(cell.draws)):
+            return None
+        ways = [
+            way
+            for way in self.ways
+            if all((draw, way, at) in whole for draw in draws for at in columns)
+        ]
+        with content_errors(path):
+            correct = [
+                {way: self._correct(way, at, draws, trials, sheet) for way in ways}
+                for at in columns
+            ]
+        used = {w: [trials[d, w, at] for d in draws for at in columns] for w in ways}
+        return CellReport(
+            cell,
+            draws,
+            sheet.facts,
+            {way: _rate_text(trials[draws[0], way, 0][0].rates) for way in ways},
+            {way: [sheet.runs[str(t)] for own in used[way] for t in own] for way in ways},
+            correct,
+            [self._leads(column) for column in correct],
+        )
+
+    def _correct(
+        self,
+        way: str,
+        column: int,
+        draws: Sequence[int],
+        trials: Mapping[tuple[int, str, int], list[Trial]],
+        sheet: Sheet,
+    ) -> Tensor:
         """Whether images were right, boolean (draws, images)."""
-        draws: dict[int, list[Tensor]] = {}
-        for trial in trials:
-            correct = unpack_correct(runs[str(trial)]["correct"])
-            both = torch.stack([self.positions(trial, len(correct)), correct.long()])
-            draws.setdefault(trial.draw, []).append(both)
-        joined = (torch.cat(own, dim=1) for own in draws.values())
-        return torch.stack([correct[places.argsort()] for places, correct in joined]).bool()
+        rows = []
+        for draw in draws:
+            own = trials[draw, way, column]
+            parts = [unpack_correct(sheet.runs[str(trial)]["correct"]) for trial in own]
+            places = [self.positions(t, len(part)) for t, part in zip(own, parts, strict=True)]
+            rows.append(torch.cat(parts)[torch.cat(places).argsort()])
+        return torch.stack(rows)
+
+    def _leads(self, correct: Mapping[str, Tensor]) -> dict[str, Lead]:
+        """The leads of a column, adjusted for those over baselines, and for those of pairs."""
+        ours = self.stages[0][0]
+        pairs = {w: (w, alone) for w in correct if (alone := self.ways[w].alone)}
+        baselines = {w: (ours, w) for w in correct if w != ours and w not in pairs}
+        leads: dict[str, Lead] = {}
+        for family in (baselines, pairs):
+            found = {way: lead_of(correct[a], correct[b]) for way, (a, b) in family.items()}
+            adjusted = holm([lead.p or 0.0 for lead in found.values()])
+            leads |= {w: Lead(found[w], p) for w, p in zip(found, adjusted, strict=True)}
+        return leads
+
+
+def lead_of(ours: Tensor, theirs: Tensor) -> Interval:
+    """The difference of two ways in points, of booleans (draws, images).
+
+    Over draws and images, crossed; with fewer than three draws over images.
+    """
+    change = 100 * (ours.float() - theirs.float())
+    if len(change) >= LEAST_SEEDS:
+        return by_seed_and_image(change)
+    return by_image(change.mean(0).tolist())
+
+
+def _rate_text(rates: tuple[float, ...]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)

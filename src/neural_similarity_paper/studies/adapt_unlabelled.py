@@ -1,8 +1,9 @@
 """Adaptation of CIFAR-10's ResNet-20 without labels: along a stream, or by a known geometry.
 
 On a stream the entropy of answers falls, as in TENT (Wang et al., ICLR 2021, arXiv:2006.10726):
-batches are normalised by their own statistics, every batch is one step of Adam, and the pass that
-gives the gradient gives the answers. A stream begins at the pretrained network.
+every batch is one step of Adam, and the pass that gives the gradient gives the answers. Batches are
+normalised by their own statistics, or by running ones that each batch has moved before its answers.
+A stream begins at the pretrained network.
 """
 
 from collections.abc import Mapping
@@ -12,43 +13,47 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 
-from neural_similarity.lab.data import Images
+from neural_similarity.lab.data import Images, load_dataset
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.nn import Affine, Static
 from neural_similarity_paper.recipes.adaptation import WAYS
 from neural_similarity_paper.studies.adapt_map import (
     CHANGES,
     RATE_CHANGES,
-    MapRun,
-    RateSearch,
+    UNDONE_LABEL,
     trial_recipe,
 )
-from neural_similarity_paper.studies.adapt_report import UNDONE_LABEL
-from neural_similarity_paper.studies.adapt_runs import (
-    cpu_runtime,
-    load_images,
+from neural_similarity_paper.studies.adapt_study import Cell, Study, Way
+from neural_similarity_paper.studies.adapt_training import (
+    MemoryRun,
+    backbone_terms,
+    load_halves,
+    parameter_parts,
     run_facts,
     score_in_memory,
-    start_in_memory,
+    start_run,
 )
-from neural_similarity_paper.studies.adapt_study import Study, StudyCell
+from neural_similarity_paper.studies.rates import SearchPlace, Trial
+from neural_similarity_paper.studies.sheets import cpu_runtime
 
 STREAM_ORDERS = {"iid": "i.i.d.", "by-class": "by class"}
 STREAM_BATCHES = (200, 16)
 ADAM_RATES = (3e-4, 1e-3, 3e-3)
 """Where the choice of a rate of Adam's begins."""
 STREAM_IMAGES = 5_000
-"""Test images of a stream; one on which rates are chosen has all images held out."""
+"""Test images of a stream."""
+RUNNING = "-running"
+"""What the name of a way ends in that normalises by running statistics."""
 
 
-def stream_cell(change: str, order: str, batch: int) -> StudyCell:
+def stream_cell(change: str, order: str, batch: int) -> Cell:
     """A stream; rates of a size of batches are chosen on streams without an order."""
     streams = tuple(f"{other}/iid/{batch}" for other in RATE_CHANGES)
-    search = RateSearch(streams, (11,), ADAM_RATES)
     label = f"{CHANGES[change]}, {STREAM_ORDERS[order]}, batches of {batch}"
-    searches = {"full": search, "norm": search, "statistics": None}
-    return StudyCell(label, (f"{change}/{order}/{batch}",), (1,), searches)
+    name = f"{change}/{order}/{batch}"
+    return Cell(name, label, (name,), (1,), SearchPlace(streams, (11,), ADAM_RATES))
 
 
 def stream_positions(labels: Tensor, order: str, draw: int) -> Tensor:
@@ -58,48 +63,90 @@ def stream_positions(labels: Tensor, order: str, draw: int) -> Tensor:
     return shuffled if order == "iid" else shuffled[labels[shuffled].argsort(stable=True)]
 
 
-def run_stream(trial: MapRun, data: Path, held_out: bool) -> dict[str, Any]:
+def run_stream(trial: Trial, data: Path, held_out: bool) -> dict[str, Any]:
     """Answer a stream's images, batch by batch, and adapt to each."""
     change, order, size = trial.change.split("/")
-    recipe = trial_recipe(trial._replace(change=change), labels=10)
-    whole = load_images(recipe.dataset, data, held_out)
-    _, run, state = start_in_memory(recipe, whole, data)
-    runtime = cpu_runtime().for_scores()  # The pass that gives the gradient is scored.
-    network = state.model.train()
-    test, trained = cast(Images, whole.test), [p for p in network.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(trained, trial.rate) if trained else None
+    way = trial.way.removesuffix(RUNNING)
+    recipe = trial_recipe(trial._replace(change=change, way=way), labels=10)
+    whole = load_halves(recipe.dataset, data, held_out)
+    memory, test = start_run(recipe, whole, data), cast(Images, whole.test)
+    parts = parameter_parts(memory.network, new_head=False)
+    rates = zip(parts, trial.rates[: len(parts)], strict=True)
+    groups = [{"params": part, "lr": rate} for part, rate in rates]
+    optimizer = torch.optim.Adam(groups) if groups else None
     correct = []
     for batch in stream_positions(test.labels, order, trial.draw).split(int(size)):
-        with torch.set_grad_enabled(bool(trained)), runtime.autocast():
-            logits = network(runtime.place_images(run.preprocess(test.pixels[batch])))
+        logits = _stream_logits(memory, test.pixels[batch], trial.way.endswith(RUNNING))
         if optimizer is not None:
             optimizer.zero_grad()
-            torch.distributions.Categorical(logits=logits.float()).entropy().mean().backward()
+            Categorical(logits=logits.float()).entropy().mean().backward()
             optimizer.step()
         correct.append(logits.argmax(1) == test.labels[batch])
-    return run_facts(network, run, torch.cat(correct))
+    return run_facts(memory, torch.cat(correct), test)
 
 
+def _stream_logits(memory: MemoryRun, pixels: Tensor, running: bool) -> Tensor:
+    """The answers to a batch, in float32: the pass that gives the gradient is scored."""
+    runtime, network = cpu_runtime().for_scores(), memory.network.train()
+    images = runtime.place_images(memory.run.preprocess(pixels))
+    with runtime.autocast():
+        if running:
+            with torch.no_grad():
+                network(images)  # Moves the running statistics.
+            network.eval()
+        return network(images)
+
+
+STREAM_NOTE = (
+    f"ResNet-20 of CIFAR-10 on streams of {STREAM_IMAGES:,} test images; a batch is answered "
+    "before it adapts the network. Rates of Adam's were chosen for each way and size of batches, "
+    f"by labels, on streams of 2,000 {{}} images under {', '.join(RATE_CHANGES)}."
+)
+_ENTROPY = {
+    "full": "static full M by entropy",
+    "norm": "batch normalisation by entropy (TENT)",
+    "full-norm": "M and batch normalisation by entropy",
+    "statistics": "statistics of the batch alone",
+}
+_OLDER_WAYS = {
+    way: Way(_ENTROPY[way], (way,) if way != "statistics" else ())
+    for way in ("full", "norm", "statistics")
+}
+STREAM_WAYS = {
+    f"{way}{kind}": Way(
+        f"{_ENTROPY[way]}{', running statistics' if kind else ''}",
+        tuple(f"{part}{kind}" for part in way.split("-") if part != "statistics"),
+        f"norm{kind}" if way == "full-norm" else "",
+    )
+    for kind in ("", RUNNING)
+    for way in _ENTROPY
+}
+STREAM_CELLS = tuple(
+    stream_cell(change, order, batch)
+    for change in CHANGES
+    for batch in STREAM_BATCHES
+    for order in STREAM_ORDERS
+)
+OLDER_STREAM = Study(
+    name="adapt-stream",
+    title="Older protocol: rates on training images, statistics of the batch alone",
+    note=STREAM_NOTE.format("training"),
+    ways=_OLDER_WAYS,
+    stages=(tuple(_OLDER_WAYS),),
+    cells=STREAM_CELLS,
+)
 STREAM = Study(
     name="adapt-stream",
     title="Adaptation without labels",
-    note=(
-        f"ResNet-20 of CIFAR-10 on streams of {STREAM_IMAGES:,} test images; a batch is answered "
-        "before it adapts the network. Rates of Adam's were chosen for each way and size of "
-        f"batches, by labels, on streams of 2,000 training images under {', '.join(RATE_CHANGES)}."
-    ),
-    labels={
-        "full": "static full M by entropy",
-        "norm": "batch normalisation by entropy (TENT)",
-        "statistics": "statistics of the batch alone",
-    },
-    cells=tuple(
-        stream_cell(change, order, batch)
-        for change in CHANGES
-        for batch in STREAM_BATCHES
-        for order in STREAM_ORDERS
-    ),
+    note=STREAM_NOTE.format("held-out")
+    + " A fixed half of the test images gives those, and the other half the streams.",
+    ways=STREAM_WAYS,
+    stages=(tuple(STREAM_WAYS),),
+    cells=tuple(cell._replace(file="streams", rates_file="rates") for cell in STREAM_CELLS),
     run_trial=run_stream,
+    terms=backbone_terms,
+    folder="adapt-stream/groups",
+    older=(OLDER_STREAM,),
 )
 
 KNOWN: Mapping[str, tuple[Affine, float]] = {
@@ -107,26 +154,27 @@ KNOWN: Mapping[str, tuple[Affine, float]] = {
     **{f"zoom-{each}": (Affine("scale", tied=True), 1 / each - 1) for each in (0.75, 1.33)},
 }
 """The structure that moves kernels as a change moves images, and its number."""
-KNOWN_LABELS = {
-    "full": "M from the geometry",
-    "undone": UNDONE_LABEL,
-    "nothing": WAYS["nothing"][0],
+KNOWN_WAYS = {
+    "full": Way("M from the geometry"),
+    "undone": Way(UNDONE_LABEL),
+    "nothing": Way(WAYS["nothing"][0]),
 }
 
 
 @torch.no_grad()
-def score_known(trial: MapRun, data: Path, held_out: bool = False) -> dict[str, Any]:
+def score_known(trial: Trial, data: Path, held_out: bool = False) -> dict[str, Any]:
     """Score the network, with M from the geometry, or on images that are changed back."""
+    del held_out
     way = "nothing" if trial.way == "full" else trial.way
     recipe = trial_recipe(trial._replace(way=way), labels=10)
     if trial.way == "full":
         recipe = replace(recipe, similarity=Static(KNOWN[trial.change][0]), train="M")
-    whole = load_images(recipe.dataset, data, held_out)
-    _, run, state = start_in_memory(recipe, whole, data)
-    for parameter in state.model.parameters():
+    whole = load_dataset(recipe.dataset, root=data)
+    memory = start_run(recipe, whole, data)
+    for parameter in memory.network.parameters():
         if parameter.requires_grad:
             parameter.fill_(KNOWN[trial.change][1]).requires_grad_(False)
-    return run_facts(state.model, run, score_in_memory(state.model, run, whole.test))
+    return run_facts(memory, score_in_memory(memory, whole.test), whole.test)
 
 
 KNOWN_CHANGES = Study(
@@ -136,9 +184,8 @@ KNOWN_CHANGES = Study(
         "ResNet-20 on CIFAR-10's 10,000 test images, changed. Nothing is trained: every kernel is "
         "moved as the images are, by `ns.Affine` with the change's own number."
     ),
-    labels=KNOWN_LABELS,
-    cells=tuple(
-        StudyCell(CHANGES[change], (change,), (0,), dict.fromkeys(KNOWN_LABELS)) for change in KNOWN
-    ),
+    ways=KNOWN_WAYS,
+    stages=(tuple(KNOWN_WAYS),),
+    cells=tuple(Cell(change, CHANGES[change], (change,), (0,)) for change in KNOWN),
     run_trial=score_known,
 )

@@ -11,7 +11,7 @@ from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.run import read_facts
 from neural_similarity.lab.train.stopping import signals_noted
 from neural_similarity_paper.recipes.end import DECAY, EPOCHS
-from neural_similarity_paper.studies.adapt_runs import (
+from neural_similarity_paper.studies.sheets import (
     SCORED,
     ReportLine,
     Sheet,

@@ -22,19 +22,7 @@ from neural_similarity.lab.train.statistics import (
     holm,
     mean_and_deviation,
 )
-from neural_similarity_paper.studies.adapt_map import (
-    MapRun,
-    RateSearch,
-    chosen_rate,
-    missing_trials,
-)
-from neural_similarity_paper.studies.adapt_runs import (
-    ReportLine,
-    Sheet,
-    filling_alone,
-    open_sheet,
-    read_sheet,
-)
+from neural_similarity_paper.studies.rates import RateSearch, SearchPlace, Trial
 from neural_similarity_paper.studies.restore_task import (
     BATCH,
     CAMERAS,
@@ -48,6 +36,13 @@ from neural_similarity_paper.studies.restore_task import (
     score_images,
     train_on,
     trained_network,
+)
+from neural_similarity_paper.studies.sheets import (
+    ReportLine,
+    Sheet,
+    filling_alone,
+    open_sheet,
+    read_sheet,
 )
 from neural_similarity_paper.tables.markdown import (
     CLEAR,
@@ -92,18 +87,17 @@ class Cell(NamedTuple):
         """All but the camera."""
         return f"{self.dataset}-{self.width}-{self.pairs}"
 
-    @property
-    def search(self) -> RateSearch:
-        """Where the rates of the cell's group are chosen."""
-        return RateSearch(tuple(RATE_CAMERAS), RATE_DRAWS, FIRST_RATES)
+    def search(self, way: str) -> RateSearch:
+        """The choice of a way's rate for the cell's group."""
+        return RateSearch(way, SearchPlace(tuple(RATE_CAMERAS), RATE_DRAWS, FIRST_RATES))
 
-    def trials(self, scores: Mapping[str, float]) -> dict[str, list[MapRun]]:
+    def trials(self, scores: Mapping[str, float]) -> dict[str, list[Trial]]:
         """The runs of every way, as far as its rate is chosen; what does not train runs once."""
-        known = [way for way in TRAINED if not missing_trials(way, scores, self.search)]
-        rates = {way: chosen_rate(way, scores, self.search) for way in known}
+        known = [way for way in TRAINED if not self.search(way).missing(scores)]
+        rates = {way: self.search(way).choose(scores) for way in known}
         fixed = [way for way in UNTRAINED if way != "turned" or self.camera == "turned-90"]
-        return {way: [MapRun(way, 1.0, self.camera, 0)] for way in fixed} | {
-            way: [MapRun(way, rate, self.camera, draw) for draw in DRAWS]
+        return {way: [Trial(way, (1.0,), self.camera, 0)] for way in fixed} | {
+            way: [Trial(way, (rate,), self.camera, draw) for draw in DRAWS]
             for way, rate in rates.items()
         }
 
@@ -134,14 +128,14 @@ def _run_group(cells: list[Cell], data: Path, results: Path, report: ReportLine)
     if changed := [name for name in digests if sheet.facts[name] != digests[name]]:
         raise ValueError(f"{sheet.path} is of another {' and '.join(changed)}; move it away")
 
-    def run(trials: list[MapRun], held_out: bool) -> None:
+    def run(trials: list[Trial], held_out: bool) -> None:
         for trial in trials:
             if str(trial) not in sheet.runs:
                 sheet.add(trial, run_trial(network, trial, count, sharp, held_out))
                 report(f"{sheet.path.stem}: {trial}: {scores_of(sheet)[str(trial)]:.2f} dB")
 
     for way in TRAINED:
-        while trials := missing_trials(way, scores_of(sheet), cells[0].search):
+        while trials := cells[0].search(way).missing(scores_of(sheet)):
             run(trials, held_out=True)
     for cell in cells:
         for trials in cell.trials(scores_of(sheet)).values():
@@ -158,7 +152,7 @@ def scores_of(sheet: Sheet) -> dict[str, float]:
 
 
 def run_trial(
-    backbone: Deblurring, trial: MapRun, count: int, sharp: Mapping[str, Tensor], held_out: bool
+    backbone: Deblurring, trial: Trial, count: int, sharp: Mapping[str, Tensor], held_out: bool
 ) -> dict[str, Any]:
     """Adapt a copy of the network, and score it on test or held-out images."""
     camera = (CAMERAS | RATE_CAMERAS)[trial.change]
@@ -173,7 +167,7 @@ def run_trial(
         images = images[-FOR_RATES:] if held_out else images[:-FOR_RATES]
         order = torch.randperm(len(images), generator=seeded_generator("restore-draw", trial.draw))
         pairs = observe(images[order[:count]], camera, 1, trial.draw)
-        train_on(network, pairs, BATCH, STEPS, trial.rate, trial.draw)
+        train_on(network, pairs, BATCH, STEPS, trial.rates[0], trial.draw)
     with torch.no_grad():
         restored = scored.observed if trial.way == "input" else network(scored.observed)
     ratios = score_images(restored, scored.sharp).nan_to_num(nan=0.0)  # NaN where it diverged.

@@ -1,0 +1,100 @@
+"""Sheets: files of runs that one process fills, each of which is kept at once."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from neural_similarity.files import read_json, write_text
+from neural_similarity.lab.errors import CONTENT_ERRORS, reason_of
+from neural_similarity.lab.train import Runtime, choose_runtime
+from neural_similarity.lab.train.environment import describe_environment
+from neural_similarity.lab.train.files import check_fields, hold_lock, record_layout
+from neural_similarity.lab.train.runtime import cpu_threads
+from neural_similarity_paper.tables.recording import code_of, machine_of
+
+ReportLine = Callable[[str], None]
+SCORED = {"accuracy": float | int, "score_precision": str | None}
+TRAINED = SCORED | {"trained": int}
+"""Types of what tables show of runs, see `check_fields`."""
+STATISTICS = ("new", "backbone")
+"""Normalisation by statistics of the new images, or by the backbone's."""
+
+
+@dataclass
+class Sheet:
+    """A file of runs, written anew whenever one is added."""
+
+    path: Path
+    facts: dict[str, Any]
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Accuracies by trial."""
+        return {key: run["accuracy"] for key, run in self.runs.items()}
+
+    def add(self, trial: object, run: dict[str, Any]) -> None:
+        """Add a run and write the file."""
+        self.runs[str(trial)] = run
+        self.write()
+
+    def write(self) -> None:
+        """Write the file."""
+        write_text(self.path, record_layout(self.facts | {"runs": self.runs}))
+
+    def fill(
+        self, trials: Iterable[object], run_trial: Callable[[Any], Any], report: ReportLine
+    ) -> None:
+        """Run the trials that it lacks, each of which it keeps at once."""
+        for trial in trials:
+            if str(trial) not in self.runs:
+                run = run_trial(trial)
+                self.add(trial, run)
+                report(f"{self.path.stem}: {trial}: {100 * run['accuracy']:.2f} %")
+
+
+def read_sheet(path: Path, fields: Mapping[str, Any] = TRAINED) -> Sheet:
+    """The runs in a file, each with these fields; none where there is no file.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    if not path.exists():
+        return Sheet(path, {})
+    try:
+        content = read_json(path)
+        sheet = Sheet(path, content, content.pop("runs"))
+        if sheet.facts.get("statistics", "new") not in STATISTICS:
+            raise ValueError(f"`statistics` is {sheet.facts['statistics']!r:.80}")
+        for run in sheet.runs.values():
+            check_fields(run, fields)
+        return sheet
+    except CONTENT_ERRORS as error:
+        raise ValueError(f"{path} cannot be read as a sheet of runs: {reason_of(error)}") from error
+
+
+def open_sheet(path: Path, fields: Mapping[str, Any] = TRAINED, **facts: Any) -> Sheet:
+    """The file's runs, or an empty sheet of these facts, the code and the machine."""
+    if path.exists():
+        return read_sheet(path, fields)
+    environment = describe_environment(cpu_runtime())
+    facts |= {"code": code_of(environment), "environment": machine_of(environment)}
+    return Sheet(path, facts)
+
+
+@contextmanager
+def filling_alone(folder: Path) -> Iterator[None]:
+    """One thread and one process that fills a folder of sheets.
+
+    A process that is stopped goes on where it was. Another one must not run beside it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(folder / "lock", f"another process fills {folder}"), cpu_threads(1):
+        yield
+
+
+def cpu_runtime() -> Runtime:
+    """The CPU, training in bfloat16: a run takes two thirds of its time in float32."""
+    return choose_runtime("cpu", "bf16", True)
