@@ -6,22 +6,20 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from neural_similarity_paper.studies.adapt_runs import cell_path, read_sheet
 
-from neural_similarity_paper.cli.studies import OTHER_STUDIES
-from neural_similarity_paper.recipes.adaptation import WAYS
-from neural_similarity_paper.studies.adapt_continual import CONTINUAL
-from neural_similarity_paper.studies.adapt_map import CHANGES, RATES_OF_M, MapRun
-from neural_similarity_paper.studies.adapt_report import (
-    NEAR,
-    OURS,
-    OURS_UNTUNED,
-    UNDONE_LABEL,
-    map_to_markdown,
-    read_map,
-    read_map_rates,
+from neural_similarity_paper.cli.studies import STUDIES
+from neural_similarity_paper.studies.adapt_continual import OLDER_CONTINUAL
+from neural_similarity_paper.studies.adapt_map import (
+    CHANGES,
+    MAP,
+    OLDER_MAP,
+    OLDER_RATES,
+    RATES_OF_M,
 )
-from neural_similarity_paper.studies.adapt_unlabelled import KNOWN, KNOWN_CHANGES, STREAM
+from neural_similarity_paper.studies.adapt_report import best_baseline, is_ahead, study_to_markdown
+from neural_similarity_paper.studies.adapt_unlabelled import KNOWN, KNOWN_CHANGES, OLDER_STREAM
+from neural_similarity_paper.studies.rates import Trial
+from neural_similarity_paper.studies.sheets import read_sheet
 from neural_similarity_paper.tables.markdown import interval_text
 from neural_similarity_paper.tables.verdicts import LEVEL
 
@@ -30,117 +28,125 @@ PAGE = (ROOT / "docs/evidence/results-adaptation.md").read_text("utf-8")
 SECTION = " ".join(PAGE.partition("## Beyond the map")[2].split())
 
 
-def test_the_map_is_what_the_command_writes():
-    cells, rates = read_map(ROOT / "results"), read_map_rates(ROOT / "results")
-    text = (ROOT / "docs/evidence/table-adapt-map.md").read_text("utf-8")
-    assert text == map_to_markdown(cells, rates, "table-adapt-map.png")
-    rows = [table_row(cell, cell.leads[OURS].best_baseline) for cell in cells]
+RESULTS = ROOT / "results"
+NEAR = 1
+"""Points that a rate may be below the best one to be as good."""
+
+
+@pytest.fixture(scope="module")
+def older_map():
+    return OLDER_MAP.read(RESULTS)
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_tables_are_what_the_command_writes(study):
+    text = (ROOT / f"docs/evidence/table-{study.name}.md").read_text("utf-8")
+    picture = f"table-{study.name}.png" if study is MAP else None
+    assert text == study_to_markdown(study, RESULTS, picture)
+    for each in (study, *study.older):
+        ran, cells = len(each.read(RESULTS)), len(each.cells)
+        assert f"{ran} of {cells} cells have run" in text
+    assert f"nsim reproduce {study.name} --data data" in PAGE
+    missing = len(study.cells) - len(study.read(RESULTS))
+    told = f"{missing} of {len(study.cells)} cells" if missing else "nothing"
+    assert f"| `nsim reproduce {study.name} --data data` | {told} |" in PAGE
+
+
+def test_no_record_has_a_rate_that_saw_a_scored_image():
+    """Digests of scored images: those of sheets that choose rates are in no cell's."""
+    for study in (MAP, *map(STUDIES.get, ("adapt-stream", "adapt-continual"))):
+        chosen, shown = set(), set()
+        for path in (RESULTS / study.folder).glob("*.json"):
+            digests = {run["scored"] for run in read_sheet(path).runs.values()}
+            (chosen if "rates" in path.stem else shown).update(digests)
+        assert not chosen & shown
+
+
+def test_what_the_page_says_of_the_older_map(older_map):
+    rows = [table_row(cell, best_baseline(OLDER_MAP, cell)) for cell in older_map]
     assert "\n".join(rows) in PAGE
-    ahead, own = (sum(cell.leads[ours].ahead for cell in cells) for ours in (OURS, OURS_UNTUNED))
-    assert f"| `nsim reproduce adapt-map --data data` | {36 - len(cells)} of 36 cells |" in PAGE
-    told = f"{len(cells)} of 36 cells have run; M is ahead of every way in {ahead}"
+    ahead, own = (sum(is_ahead(OLDER_MAP, cell, at) for cell in older_map) for at in (0, 1))
+    told = f"{len(older_map)} of 36 cells have run; M is ahead of every way in {ahead}"
     assert f"{told}, with its rate by curvature in {own}." in PAGE
 
 
 def table_row(cell, best):
-    leads = " | ".join(interval_text(cell.leads[ours].least) for ours in (OURS, OURS_UNTUNED))
+    leads = " | ".join(interval_text(cell.leads[at][best].interval) for at in (0, 1))
+    label = OLDER_MAP.ways[best].label
     return (
-        f"| {CHANGES[cell.change]}, {cell.labels} labels | {accuracy(cell, OURS)} | "
-        f"{accuracy(cell, OURS_UNTUNED)} | {baseline_label(best)}, {accuracy(cell, best)} | "
-        f"{leads} |"
+        f"| {cell.cell.label} | {accuracy(cell, 'full')} | "
+        f"{accuracy(cell, 'full', 1)} | {label}, {accuracy(cell, best)} | {leads} |"
     )
 
 
-def accuracy(cell, way):
-    return f"{100 * cell.correct[way].double().mean():.2f}"
+def accuracy(cell, way, at=0):
+    return f"{100 * cell.correct[at][way].double().mean():.2f}"
 
 
-def baseline_label(way):
-    return WAYS[way][0] if way in WAYS else UNDONE_LABEL
-
-
-def test_what_the_page_says_of_ways_that_train():
+def test_what_the_page_says_of_ways_that_train(older_map):
     ahead = {}
-    cells = read_map(ROOT / "results")
-    for cell in cells:
-        leads = cell.leads[OURS_UNTUNED]
-        trained = {way: lead for way, lead in leads.over.items() if cell.trained[way]}
-        best = min(trained, key=lambda way: trained[way].mean)
-        if trained[best].mean > 0 and leads.adjusted[best] < LEVEL:
-            ahead[cell.change] = cell, best, trained[best], leads.adjusted[best]
-    ((cell, best, lead, adjusted),) = ahead.values()
-    assert (cell.change, cell.labels, best) == ("rotation-30", 10, "all")
+    for cell in older_map:
+        trained = {w: lead for w, lead in cell.leads[1].items() if cell.runs[w][0]["trained"]}
+        best = min(trained, key=lambda way: trained[way].interval.mean)
+        lead = trained[best]
+        if lead.interval.mean > 0 and lead.p < LEVEL:
+            ahead[cell.cell.name] = cell, best, lead
+    ((cell, best, lead),) = ahead.values()
+    assert (cell.cell.name, best) == ("rotation-30-10", "all")
     text = " ".join(PAGE.split())
-    told = f"the best of them, by {interval_text(lead)} points (p {adjusted:.3f} after adjustment)"
-    assert f"{told}, with {cell.trained[OURS_UNTUNED]:,} numbers for {cell.trained[best]:,}" in text
-    assert f"In no other of the {len(cells)} cells is M ahead of all that train." in text
-    assert cell.leads[OURS_UNTUNED].best_baseline == "undone"
+    told = f"the best of them, by {interval_text(lead.interval)} points (p {lead.p:.3f} after"
+    ours, theirs = (cell.runs[way][0]["trained"] for way in ("full", best))
+    assert f"{told} adjustment), with {ours:,} numbers for {theirs:,}" in text
+    assert f"In no other of the {len(older_map)} cells is M ahead of all that train." in text
+    assert best_baseline(OLDER_MAP, cell, 1) == "undone"
 
 
 def test_what_the_page_says_of_rates():
-    rates = read_map_rates(ROOT / "results")
-    text = " ".join(PAGE.partition("## The map of changes")[2].split())
-    near = sum(cell.lost <= NEAR for cell in rates)
-    assert f"within one point of the best of five rates in {near} of {len(rates)} cells" in text
-    few = [cell.lost <= NEAR for cell in rates if cell.labels == 5]
+    text = " ".join(PAGE.split())
+    cells = OLDER_RATES.read(RESULTS)
+    scores = {report.cell.name: percents(report) for report in cells}
+    rates = [f"{rate:g}" for rate in RATES_OF_M]
+    best = {cell: max(own[rate] for rate in rates) for cell, own in scores.items()}
+    lost = {w: {cell: best[cell] - own[w] for cell, own in scores.items()} for w in cells[0].runs}
+    own = lost["curvature"]
+    near = sum(points <= NEAR for points in own.values())
+    assert f"within one point of the best of five rates in {near} of {len(cells)} cells" in text
+    few = [points <= NEAR for cell, points in own.items() if cell.endswith("-5")]
     assert f"{sum(few)} of {len(few)} at 5 labels among them" in text
-    worst = max(rates, key=lambda cell: cell.lost)
-    told = f"at most {worst.lost:.2f}, {CHANGES[worst.change]}, {worst.labels} labels"
-    assert told in text
-    assert f"on average {fmean(cell.lost for cell in rates):.2f} points" in text
-    fixed = {
-        rate: [max(cell.accuracies.values()) - cell.accuracies[rate] for cell in rates]
-        for rate in RATES_OF_M
-    }
-    best = min(fixed, key=lambda rate: fmean(fixed[rate]))
-    lost = fixed[best]
-    assert f"one rate for all cells, {best:g}, {fmean(lost):.2f} and {max(lost):.2f}" in text
-    own = [
-        run
-        for cell in rates
-        for name, run in runs_of_cell(cell).items()
-        if name.startswith(OURS_UNTUNED)
-    ]
-    assert all(run["finite"] for run in own)
-    low, high = (find(run["lr"] for run in own) for find in (min, max))
-    former = fixed[0.003]
+    worst = max(own, key=own.__getitem__)
+    assert f"at most {own[worst]:.2f}, {CHANGES[worst.removesuffix('-10')]}, 10 labels" in text
+    assert f"on average {fmean(own.values()):.2f} points" in text
+    fixed = min(rates, key=lambda rate: fmean(lost[rate].values()))
+    told = f"{fmean(lost[fixed].values()):.2f} and {max(lost[fixed].values()):.2f}"
+    assert f"one rate for all cells, {fixed}, {told}" in text
+    runs = [run for cell in cells for run in cell.runs["curvature"]]
+    assert all(run["finite"] for run in runs)
+    low, high = (find(run["lr"] for run in runs) for find in (min, max))
+    former = lost["0.003"].values()
     close = sum(points <= NEAR for points in former)
     told = f"0.003, is within one point in {close} cells and loses {fmean(former):.2f} on average"
     assert told in text
     assert f"It lay between {low:g} and {high:g}" in text
 
 
-def runs_of_cell(cell):
-    return read_sheet(cell_path(ROOT / "results", cell.change, cell.labels)).runs
-
-
 def runs_of(study):
-    return read_sheet(study.path(ROOT / "results")).runs
+    return read_sheet(study.cell_path(RESULTS, study.cells[0])).runs
 
 
-def percent(run):
+def score_of(run):
     return f"{100 * run['accuracy']:.2f}"
-
-
-@pytest.mark.parametrize("study", OTHER_STUDIES, ids=lambda study: study.name)
-def test_tables_are_what_the_command_writes(study):
-    text = (ROOT / f"docs/evidence/table-{study.name}.md").read_text("utf-8")
-    assert text == study.to_markdown(ROOT / "results")
-    (count,) = re.findall(r"(\d+ of \d+) comparisons have run", text)
-    assert f"{study.name}`, {count} comparisons" in SECTION
-    assert f"nsim reproduce {study.name} --data data" in SECTION
 
 
 def test_what_the_page_says_of_known_changes():
     runs = runs_of(KNOWN_CHANGES)
     found = {
-        (change, way): runs[str(MapRun(way, 1.0, change, 0))]
+        (change, way): runs[str(Trial(way, (1.0,), change, 0))]
         for change in KNOWN
-        for way in KNOWN_CHANGES.labels
+        for way in KNOWN_CHANGES.ways
     }
     full, undone, plain = (found["rotation-90", way] for way in ("full", "undone", "nothing"))
-    assert f"is at {percent(full)} % at 90°, beside {percent(undone)} % for images" in SECTION
-    assert f"and {percent(plain)} % for the network as it is" in SECTION
+    assert f"is at {score_of(full)} % at 90°, beside {score_of(undone)} % for images" in SECTION
+    assert f"and {score_of(plain)} % for the network as it is" in SECTION
     behind = [
         100 * (found[change, "nothing"]["accuracy"] - found[change, "full"]["accuracy"])
         for change in KNOWN
@@ -152,41 +158,28 @@ def test_what_the_page_says_of_known_changes():
 
 
 def test_what_the_page_says_of_streams():
-    runs = runs_of(STREAM)
     told = re.findall(r"At 30°, drawn at random, batches of 200: (.*?)\.\s", SECTION)
-    cell = STREAM.cells[0]
-    scores = {key: run["accuracy"] for key, run in runs.items()}
-    trials = {trial.way: trial for trial in cell.trials(scores)}
-    found = {
-        one.label: [scores[str(trial)] for trial in one.trials(scores)] for one in STREAM.cells
-    }
+    reports = OLDER_STREAM.read(RESULTS)
+    found = {report.cell.label: [*percents(report).values()] for report in reports}
     mixed = [(m, norm) for label, (m, norm, _) in found.items() if "i.i.d." in label]
     ahead = sum(norm > m for m, norm in mixed)
     assert f"ahead of M** in {ahead} of {len(mixed)} streams without an order" in SECTION
     ordered = [score for label, three in found.items() if "by class" in label for score in three]
-    assert f"all three fail, below {math.ceil(100 * max(ordered))} %" in SECTION
-    assert cell.label == "turned by 30°, i.i.d., batches of 200"
-    order = ("statistics", "norm", "full")
+    assert f"all three fail, below {math.ceil(max(ordered))} %" in SECTION
+    m, norm, statistics = found["turned by 30°, i.i.d., batches of 200"]
     names = ("statistics alone", "batch normalisation by entropy", "M by entropy")
-    assert told == [
-        ", ".join(
-            f"{name} {percent(runs[str(trials[way])])} %"
-            for way, name in zip(order, names, strict=True)
-        )
-    ]
+    scores = zip(names, (statistics, norm, m), strict=True)
+    assert told == [", ".join(f"{name} {score:.2f} %" for name, score in scores)]
+
+
+def percents(report):
+    return {way: 100 * x.double().mean().item() for way, x in report.correct[0].items()}
 
 
 def test_what_the_page_says_of_tasks():
     """Means over tasks and orders, and M's scatter between orders."""
-    runs, orders = runs_of(CONTINUAL), {}
-    (cell,) = CONTINUAL.cells
-    trials = cell.trials({key: run["accuracy"] for key, run in runs.items()})
-    rates = {trial.way: trial.rate for trial in trials}
-    for way in rates:
-        orders[way] = [
-            100 * fmean(runs[str(t)]["accuracy"] for t in trials if (t.way, t.draw) == (way, draw))
-            for draw in cell.draws
-        ]
+    (report,) = OLDER_CONTINUAL.read(RESULTS)
+    orders = {w: (100 * x.double().mean(1)).tolist() for w, x in report.correct[0].items()}
     names = {
         "norm-statistics": "batch normalisation",
         "residual": "TSA",
@@ -201,10 +194,9 @@ def test_what_the_page_says_of_tasks():
     scatter = {way: stdev(orders[way]) for way in ("full", "head")}
     text = "Between orders M scatters by {full:.1f} points, the probe by {head:.1f}"
     assert text.format(**scatter) in SECTION
-    assert "the probe's is {head:g}, M's {full:g}.".format(**rates) in SECTION
-    firsts = [runs[str(MapRun(way, rates[way], "task-0", 1))] for way in ("full", "piggyback")]
+    assert "the probe's is {head}, M's {full}.".format(**report.rates) in SECTION
     m, mask = (
-        float(CONTINUAL.size[1](way, run["trained"]).replace(",", "")) / 1000
-        for way, run in zip(("full", "piggyback"), firsts, strict=True)
+        float(OLDER_CONTINUAL.size[1](way, report.runs[way][0]["trained"]).replace(",", "")) / 1000
+        for way in ("full", "piggyback")
     )
     assert f"{m:.1f} kB; one of Piggyback's masks {mask:.0f} kB" in SECTION

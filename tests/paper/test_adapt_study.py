@@ -1,98 +1,232 @@
-"""Studies of adaptation: what was stopped goes on, and tables follow from the runs."""
+"""Studies of adaptation: rates are chosen off the cells, runs go on, tables follow from images."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
-from paper.test_adapt_map import coloured_dataset
-from paper.test_adapt_map import tiny_map as tiny_map
-from torch import nn
 
-import neural_similarity as ns
 from neural_similarity.lab import cli
-from neural_similarity.lab.data.corruption import CORRUPTIONS
-from neural_similarity.lab.train import pack_correct, unpack_correct
+from neural_similarity.lab.train import pack_correct
 from neural_similarity.lab.train.statistics import by_image, by_seed_and_image, holm
-from neural_similarity_paper.cli.studies import OTHER_STUDIES
-from neural_similarity_paper.studies import adapt_runs, adapt_unlabelled
+from neural_similarity_paper.cli.studies import STUDIES
+from neural_similarity_paper.recipes.adaptation import WAYS
 from neural_similarity_paper.studies.adapt_map import (
     CHANGES,
-    GRID,
+    FIRST_RATES,
+    MAP,
+    MAP_WAYS,
     RATE_CHANGES,
-    MapRun,
-    RateSearch,
+    trial_recipe,
 )
-from neural_similarity_paper.studies.adapt_study import Study, StudyCell
-from neural_similarity_paper.studies.adapt_unlabelled import (
-    KNOWN,
-    KNOWN_LABELS,
-    STREAM,
-    run_stream,
-    score_known,
-    stream_positions,
-)
+from neural_similarity_paper.studies.adapt_report import draw_study, study_to_markdown
+from neural_similarity_paper.studies.adapt_study import Cell, Column, Study, Way, lead_of
+from neural_similarity_paper.studies.adapt_unlabelled import STREAM
+from neural_similarity_paper.studies.rates import GRID, RateSearch, SearchPlace, Trial
+from neural_similarity_paper.studies.sheets import Sheet, read_sheet
 
-# What peft imports warns.
-pytestmark = pytest.mark.filterwarnings("ignore")
 IMAGES = 200
-SEARCH = RateSearch(("other",), (11,), (0.003, 0.01, 0.03))
-LABELS = {"full": "M", "norm": "BN", "statistics": "alone"}
+SEARCH = RateSearch("full", SearchPlace(RATE_CHANGES, (11, 12, 13), FIRST_RATES))
+PLACE = SearchPlace(("other",), (11,), FIRST_RATES)
+TINY_WAYS = {
+    "full": Way("M", ("full",)),
+    "norm": Way("BN", ("norm",)),
+    "full-norm": Way("M and BN", ("full", "norm"), "norm"),
+    "as it is": Way("as it is", every_draw=False),
+    "late": Way("late", ("norm", "late")),
+}
+
+
+def choose(accuracy):
+    """The rate that is chosen where trials have these accuracies, and the trials that ran."""
+    scores = {}
+    while trials := SEARCH.missing(scores):
+        scores |= {str(trial): accuracy(trial) for trial in trials}
+    return SEARCH.choose(scores), scores
+
+
+@pytest.mark.parametrize("best", GRID)
+def test_the_best_rate_is_found_inside_the_grid_or_at_its_end(best):
+    at = GRID.index(best)
+    rate, scores = choose(lambda trial: -abs(GRID.index(trial.rates[0]) - at))
+    assert rate == best
+    tried = {float(text.split()[1]) for text in scores}
+    assert {*GRID[max(at - 1, 0) : at + 2], *FIRST_RATES} <= tried
+
+
+def test_the_best_two_rates_are_compared_over_all_draws():
+    """The first draw alone would take another one."""
+    first = {0.003: 1.0, 0.01: 3.0, 0.03: 2.0}
+    rate, scores = choose(
+        lambda trial: first[trial.rates[0]] if trial.draw == 11 else 100 * trial.rates[0]
+    )
+    assert rate == 0.03
+    assert len(scores) == len(RATE_CHANGES) * (3 + 2 * 2)
+    with pytest.raises(ValueError, match=r"lacks full 0\.003 rotation-20 11"):
+        SEARCH.choose({})
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+def test_no_rate_is_chosen_on_what_a_cell_runs(study):
+    for cell in study.cells:
+        pairs = {(change, draw) for change in cell.changes for draw in cell.draws}
+        assert not pairs & {(c, d) for c in cell.place.changes for d in cell.place.draws}
+    if study in (MAP, STREAM):
+        chosen = {name.split("/")[0] for cell in study.cells for name in cell.place.changes}
+        assert chosen == set(RATE_CHANGES)
+        assert not chosen & set(CHANGES)
+
+
+@pytest.mark.parametrize("way", MAP_WAYS)
+def test_recipes_of_the_map_are_those_of_their_way(way):
+    trial = Trial(way, (0.25,), "rotation-30", 4)
+    recipe = trial_recipe(trial, 50)
+    assert (recipe.per_class, recipe.seed) == (50, 4)
+    assert (recipe.dataset == "cifar10-rotation-30-undone") == (way == "undone")
+    assert recipe.norm == ("eval" if way in ("nothing", "undone", "ssf") else "train")
+    frozen = trial_recipe(trial, 50, "backbone")
+    assert frozen.norm == ("train" if way == "statistics" else "eval")
+    assert recipe.steps == (2 if way in ("nothing", "undone") else 200)
+    assert (recipe.similarity is not None) == way.startswith("full")
+    assert WAYS.get(way, (MAP_WAYS[way].label,))[0] == MAP_WAYS[way].label
+
+
+def test_a_way_with_m_is_tuned_as_without():
+    """Its rates are M's and those of the way without, and nothing else is searched for it."""
+    pairs = {way: spec for way, spec in MAP_WAYS.items() if spec.alone}
+    assert {spec.alone for spec in pairs.values()} == {"norm", "tsa", "all"}
+    for spec in pairs.values():
+        assert spec.rates == ("full", spec.alone)
+        assert {"full", spec.alone} <= set(MAP.stages[0])
 
 
 def right_images(trial):
-    """A share of images drawn at random: M's is larger."""
+    """A share of images drawn at random: that of ways with M is larger."""
     random = torch.Generator().manual_seed(trial.draw * 7 + len(trial.way))
-    return torch.rand(IMAGES, generator=random) < (0.8 if trial.way == "full" else 0.5)
+    return torch.rand(IMAGES, generator=random) < (0.8 if "full" in trial.way else 0.5)
 
 
-def fake_run(trial, data, held_out):
+def fake_run(trial, data, held_out, labels):
     assert data.is_dir()
+    assert labels == 2
     assert held_out == (trial.change == "other")
-    accuracy = -abs(GRID.index(trial.rate) - GRID.index(0.01))
-    return {"accuracy": accuracy, "trained": 7, "correct": pack_correct(right_images(trial))}
+    trained = 7 * (not trial.way.startswith("as"))
+    accuracy = -abs(trial.rates[-1] - 0.01)
+    return {"accuracy": accuracy, "trained": trained, "correct": pack_correct(right_images(trial))}
 
 
-def study_of(draws):
-    searches = {"full": SEARCH, "norm": SEARCH, "statistics": None}
-    cells = tuple(StudyCell(name, (name,), draws, searches) for name in ("one", "two"))
-    return Study("adapt-tiny", "Tiny", "A note.", LABELS, cells, fake_run)
+def tiny_study(draws=(1, 2, 3), **fields):
+    cells = tuple(
+        Cell(name, name, (name,), draws, PLACE, name, "rates", facts={"labels": 2})
+        for name in ("one", "two")
+    )
+    stages = tuple(TINY_WAYS)[:4], ("late",)
+    curved = [way for way, spec in TINY_WAYS.items() if spec.rates]
+    columns = Column("chosen"), Column("by curvature", curved)
+    study = Study(
+        "adapt-tiny", "Tiny", "A note.", TINY_WAYS, stages, cells, fake_run, columns=columns
+    )
+    return replace(study, **fields)
 
 
-def test_a_study_that_was_stopped_goes_on_and_shows_whole_draws_alone(tmp_path):
-    study, lines = study_of((1, 2, 3)), []
+RUNS = 3 * 2 * 3 + 1
+"""Of the first stage of a cell: three ways that train, two columns, three draws, and one more."""
+
+
+def test_a_study_that_was_stopped_goes_on_stage_by_stage(tmp_path):
+    study, lines = tiny_study(), []
 
     def report(line):
         lines.append(line)
-        if len(lines) in (4, 14):
+        if len(lines) in (4, 3 * 2 + RUNS - 1):
             raise KeyboardInterrupt
 
-    assert "0 of 6 comparisons have run" in study.to_markdown(tmp_path)
-    for shown in (0, 2):
+    assert "0 of 2 cells have run" in study_to_markdown(study, tmp_path)
+    for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             study.run(tmp_path, tmp_path, report)
-        assert f"{shown} of 6 comparisons" in study.to_markdown(tmp_path)
+        assert "0 of 2 cells" in study_to_markdown(study, tmp_path)
+    study.run(tmp_path, tmp_path, report, ["o*"])
+    assert "1 of 2 cells" in study_to_markdown(study, tmp_path)
     study.run(tmp_path, tmp_path, report)
-    assert len(lines) == len(set(lines)) == 2 * 3 + 2 * 3 * 3
-    assert "6 of 6 comparisons" in study.to_markdown(tmp_path)
+    assert "2 of 2 cells" in study_to_markdown(study, tmp_path)
+    assert len(lines) == len(set(lines)) == 3 * 3 + 2 * RUNS + 2 * 3 * 2
+    last = max(at for at, line in enumerate(lines) if line.startswith("one: full"))
+    assert last < min(at for at, line in enumerate(lines) if "late" in line)
+    late = [line.split()[2] for line in lines if ": late " in line]
+    assert set(late) == {"0.01+0.003", "0.01+0.01", "0.01+0.03"}  # The others' rate comes first.
+    with pytest.raises(ValueError, match=r"one\.json is of another backbone, None"):
+        replace(study, terms=lambda: {"backbone": "ab"}).run(tmp_path, tmp_path, report)
 
 
 @pytest.mark.parametrize(("draws", "interval"), [((1, 2, 3), by_seed_and_image), ((1,), by_image)])
-def test_leads_are_those_of_the_images(tmp_path, draws, interval):
-    study = study_of(draws)
+def test_leads_and_p_values_are_those_of_the_images(tmp_path, draws, interval):
+    """Baselines are one family of Holm's, ways with M another; in a cell, and over all."""
+    study = tiny_study(draws)
     study.run(tmp_path, tmp_path, lambda _: None)
-    right = {
-        way: torch.stack([right_images(MapRun(way, 1, "", draw)) for draw in draws]).double()
-        for way in LABELS
-    }
-    changes = [100 * (right["full"] - right[way]) for way in ("norm", "statistics")]
-    leads = [interval(c if len(draws) > 1 else c[0].tolist()) for c in changes]
-    page = study.to_markdown(tmp_path)
-    for label, lead, p in zip(
-        ("BN", "alone"), leads, holm([lead.p for lead in leads]), strict=True
-    ):
-        (row, _) = [line for line in page.splitlines() if f"| {label} |" in line]
-        assert f"{lead.mean:+.2f} [{lead.low:+.2f}, {lead.high:+.2f}] | {p:.3f} |" in row
-    assert "| one | M | 7 | 0.01 |" in page
+    reports = study.read(tmp_path)
+    for at, suffix in enumerate(("", "-default")):
+        family = {"norm": "full", "late": "full", "as it is": "full"}
+        leads = [{w: right_lead(w, o, suffix, draws, interval) for w, o in family.items()}] * 2
+        pair = [{"full-norm": right_lead("norm", "full-norm", suffix, draws, interval)}] * 2
+        for kind in (leads, pair):
+            all_p = iter(holm([lead.p for cell in kind for lead in cell.values()]))
+            for report, cell in zip(reports, kind, strict=True):
+                found = report.leads[at]
+                p = dict(zip(cell, holm([lead.p for lead in cell.values()]), strict=True))
+                assert {way: found[way].interval for way in cell} == cell
+                assert {way: found[way].p for way in cell} == p
+                order = [way for way in TINY_WAYS if way in cell]
+                assert sorted(found[w].p_all for w in order) == sorted(next(all_p) for _ in order)
+    lead = reports[0].leads[0]["norm"]
+    page = study_to_markdown(study, tmp_path)
+    row = next(line for line in page.splitlines() if line.startswith("| one | BN | 7 | 0.01 |"))
+    assert f"| {lead.interval.mean:+.2f} [" in row
+    assert f"| {lead.p:.3f} | {lead.p_all:.3f} |" in row
+    assert "| one | M and BN | 7 | 0.01, 0.01 |" in page
+    assert "M is ahead of every other way in 2 of 2 cells" in page
+    assert re.search(r"M and BN over the same without M: ahead in 2, behind in 0 of 2 cells", page)
+    draw_study(study, tmp_path, tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 1_000
+
+
+def right_lead(theirs, ours, suffix, draws, interval):
+    right = []
+    for way in (ours, theirs):
+        name = way + ("" if way == "as it is" else suffix)
+        drawn = draws if way != "as it is" else draws[:1] * len(draws)
+        right.append(torch.stack([right_images(Trial(name, (1,), "", d)) for d in drawn]))
+    change = 100 * (right[0].float() - right[1].float())
+    assert lead_of(*right) == interval(change if len(draws) > 1 else change[0].tolist())
+    return lead_of(*right)
+
+
+def test_a_cell_lacks_draws_and_late_ways_that_have_not_run(tmp_path):
+    study = tiny_study((1, 2, 3, 4))
+    study.run(tmp_path, tmp_path, lambda _: None)
+    sheet = read_sheet(study.cell_path(tmp_path, study.cells[0]))
+    del sheet.runs["late 0.01+0.01 one 2"], sheet.runs["full 0.01 one 4"]
+    sheet.write()
+    report, whole = study.read(tmp_path)
+    assert report.draws == [1, 2, 3]
+    assert [*report.runs] == [*TINY_WAYS][:4]
+    assert whole.draws == [1, 2, 3, 4]
+    del sheet.runs["norm 0.01 one 3"]
+    sheet.write()
+    assert len(study.read(tmp_path)) == 1
+
+
+def test_rows_that_were_scored_in_another_precision_are_marked(tmp_path):
+    """Older runs do not name it: they were scored in that of training."""
+    study = tiny_study()
+    study.run(tmp_path, tmp_path, lambda _: None)
+    sheet = read_sheet(study.cell_path(tmp_path, study.cells[0]))
+    sheet.runs["norm 0.01 one 1"]["score_precision"] = "fp32"
+    sheet.write()
+    marked = [x for x in study_to_markdown(study, tmp_path).splitlines() if "scores:" in x]
+    assert len(marked) == 1
+    assert marked[0].startswith("| one | BN |")
+    assert " (scores: bf16 and fp32) |" in marked[0]
 
 
 def test_images_stand_where_their_positions_say(tmp_path):
@@ -100,114 +234,42 @@ def test_images_stand_where_their_positions_say(tmp_path):
 
     def run_half(trial, **_):
         half = right_images(trial._replace(draw=0))[places(trial, IMAGES // 2)]
-        return {"accuracy": 0.5, "trained": 7, "correct": pack_correct(half)}
+        return {"accuracy": 0.5, "trained": 0, "correct": pack_correct(half)}
 
     def places(trial, count):
         random = torch.Generator().manual_seed(trial.draw)
         part = slice(0, count) if trial.change == "a" else slice(count, 2 * count)
         return torch.randperm(2 * count, generator=random)[part]
 
-    searches = dict.fromkeys(LABELS)
-    cell = StudyCell("one", ("a", "b"), (1, 2, 3), searches)
-    study = replace(study_of((1,)), cells=(cell,), run_trial=run_half, positions=places)
+    ways = {"full": Way("M"), "norm": Way("BN")}
+    cell = Cell("one", "one", ("a", "b"), (1, 2, 3))
+    study = Study("s", "S", "", ways, (tuple(ways),), (cell,), run_half, positions=places)
     study.run(tmp_path, tmp_path, lambda _: None)
-    runs = adapt_runs.read_sheet(study.path(tmp_path)).runs
-    for way in LABELS:
-        trials = [t for t in cell.trials({}) if t.way == way]
-        found = study._correct_images(trials, runs)
-        wanted = right_images(MapRun(way, 1, "", 0))
-        assert torch.equal(found, wanted.expand(3, -1))
+    (report,) = study.read(tmp_path)
+    for way in ways:
+        wanted = right_images(Trial(way, (1,), "", 0))
+        assert torch.equal(report.correct[0][way], wanted.expand(3, -1))
 
 
-def test_rates_of_streams_are_chosen_off_the_map():
-    for cell in STREAM.cells:
-        for search in filter(None, cell.searches.values()):
-            changes = {name.split("/")[0] for name in search.changes}
-            assert changes == set(RATE_CHANGES)
-            assert not changes & set(CHANGES)
-            assert not set(search.draws) & set(cell.draws)
-    assert len(STREAM.cells) == 4 * len(CHANGES)
+def test_a_damaged_sheet_is_named(tmp_path):
+    (tmp_path / "rotation-30-10.json").write_text('{"runs": {}', "utf-8")
+    with pytest.raises(ValueError, match=r"rotation-30-10\.json cannot be read as a sheet"):
+        read_sheet(tmp_path / "rotation-30-10.json")
+    Sheet(tmp_path / "odd.json", {"statistics": "none"}).write()
+    with pytest.raises(ValueError, match="`statistics` is 'none'"):
+        read_sheet(tmp_path / "odd.json")
 
 
-def test_streams_by_class_have_the_same_images_class_by_class():
-    labels = torch.arange(5).repeat(8)
-    mixed, sorted_ = (stream_positions(labels, order, 1) for order in ("iid", "by-class"))
-    assert sorted(mixed.tolist()) == sorted(sorted_.tolist()) == list(range(40))
-    assert labels[sorted_].tolist() == sorted(labels.tolist())
-    assert labels[mixed].tolist() != sorted(labels.tolist())
-
-
-def kept_networks(monkeypatch):
-    """The tasks, runs and states that runs begin with, as they come."""
-    kept, begin = [], adapt_unlabelled.start_in_memory
-
-    def keep(*given):
-        kept.append(begin(*given))
-        return kept[-1]
-
-    monkeypatch.setattr(adapt_unlabelled, "start_in_memory", keep)
-    return kept, begin
-
-
-@pytest.mark.parametrize("way", ["full", "norm", "statistics"])
-def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeypatch, passes, way):
-    """The first batch has the answers of the pretrained network with the batch's statistics."""
-    kept, begin = kept_networks(monkeypatch)
-    trial = MapRun(way, 0.05, "rotation-30/iid/8", 1)
-    facts = run_stream(trial, tiny_map, False)
-    found = unpack_correct(facts["correct"])
-    assert (facts["score_precision"], passes) == ("fp32", {(True, False)})
-    (_, run, state), runtime = kept[0], adapt_runs.cpu_runtime()
-    network = state.model
-    fresh = begin(run.recipe, coloured_dataset(), tiny_map)[2].model
-    moved = {n for n, p in network.named_parameters() if not torch.equal(p, fresh.state_dict()[n])}
-    assert bool(moved) == (way != "statistics")
-    assert all(("similarity" if way == "full" else "bn") in name for name in moved)
-    test = coloured_dataset().test
-    first = stream_positions(test.labels, "iid", 1)[:8]
-    with torch.no_grad():
-        logits = fresh.train()(runtime.place_images(run.preprocess(test.pixels[first])))
-    assert torch.equal(found[:8], logits.argmax(1) == test.labels[first])
-
-
-def test_m_from_the_geometry_turns_every_kernel_and_trains_nothing(tiny_map, monkeypatch):
-    kept, _ = kept_networks(monkeypatch)
-    for way in KNOWN_LABELS:
-        assert score_known(MapRun(way, 1.0, "rotation-90", 0), tiny_map, False)["trained"] == 0
-    turned, back, plain = (state.model for _, _, state in kept)
-    assert kept[1][1].recipe.dataset == "cifar10-rotation-90-undone"
-    for name, kernel in ns.fold(turned).state_dict().items():
-        if "conv" in name:
-            assert torch.equal(kernel, plain.state_dict()[name].rot90(1, (2, 3)))
-            assert torch.equal(back.state_dict()[name], plain.state_dict()[name])
-
-
-def central_response(change, number, changed=True):
-    """Of a 13x13 kernel that is moved by a number, over its sum, to a smooth image."""
-    down, right = torch.meshgrid(*[torch.linspace(-1, 1, 65)] * 2, indexing="ij")
-    x = (127 + 100 * torch.sin(8 * right + 2 * down))[None, None]
-    taps = torch.arange(13.0) - 6
-    layer = ns.Conv2d(1, 1, 13, bias=False, similarity=ns.Static(KNOWN[change][0]))
-    with torch.no_grad():
-        layer.weight.copy_(torch.exp(-((taps[:, None] - 1) ** 2) / 4 - (taps - 2) ** 2 / 8))
-        next(p for n, p in layer.named_parameters() if "similarity" in n).fill_(number)
-        kernel = ns.fold(nn.Sequential(layer))[0].weight
-    x = CORRUPTIONS[change](x, torch.Generator()) if changed else x
-    return ((x[..., 26:39, 26:39] * kernel).sum() / kernel.sum()).item()
-
-
-@pytest.mark.parametrize("change", KNOWN)
-def test_kernels_move_as_the_images_do(change):
-    """Of two moves and none, only the right one answers the changed image as the image itself."""
-    plain, number = central_response(change, 0.0, changed=False), KNOWN[change][1]
-    right, opposite, none = (abs(central_response(change, n) - plain) for n in (number, -number, 0))
-    assert 2 * right < min(opposite, none)
-
-
-@pytest.mark.parametrize("study", OTHER_STUDIES, ids=lambda study: study.name)
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_the_command_prints_and_writes(tmp_path, capsys, study):
     words = ["table", study.name, "--results", str(tmp_path)]
     assert cli.main(words) == 0
     assert f"# {study.title}" in capsys.readouterr().out
     assert cli.main([*words, "--out", str(tmp_path / "page.md")]) == 0
-    assert (tmp_path / "page.md").read_text("utf-8") == study.to_markdown(tmp_path)
+    picture = "page.png" if study is MAP else None
+    text = study_to_markdown(study, tmp_path, picture)
+    assert (tmp_path / "page.md").read_text("utf-8") == text
+    assert (tmp_path / "page.png").exists() == (picture is not None)
+    assert cli.main(["reproduce", study.name, "--only", "a,b*", "--print"]) == 0
+    assert capsys.readouterr().out.endswith("--only a,b*\n")
+    assert cli.main([*words, "--out", "map.txt"]) == 2

@@ -23,6 +23,7 @@ from neural_similarity_paper.studies.end_search import (
     missing_settings,
     settings_key,
 )
+from neural_similarity_paper.studies.sheets import SCORED, read_sheet
 
 RESULTS = Path(__file__).parents[2] / "results"
 IMAGES = 4_000

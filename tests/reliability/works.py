@@ -179,7 +179,7 @@ def reproduce_study():
         return {"accuracy": 0.5, "trained": 0, "correct": pack_correct(right)}
 
     study = replace(KNOWN_CHANGES, cells=KNOWN_CHANGES.cells[:1], run_trial=run_trial)
-    with patch.dict(studies.STUDIES, {study.name: (study.title, study.run)}):
+    with patch.dict(studies.STUDIES, {study.name: study}):
         return cli.main(f"reproduce {study.name} --data . --results results".split())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.conversion import fold, freeze_backbone, similarities_of
-from neural_similarity.files import file_digest
+from neural_similarity.files import open_file
 from neural_similarity.lab.data import Dataset, ImageSet, load_dataset
 from neural_similarity.lab.data.images import digest_of, split_off
 from neural_similarity.lab.session import make_optimizer
@@ -22,7 +22,7 @@ from neural_similarity.lab.tasks.adaptation import (
 from neural_similarity.lab.tasks.backbone import head_name
 from neural_similarity.lab.tasks.own_rate import find_rate
 from neural_similarity.lab.train import Run, evaluate_model, pack_correct
-from neural_similarity.lab.train.checkpoint import TrainingState
+from neural_similarity.lab.train.checkpoint import TrainingState, state_digest
 from neural_similarity.lab.train.environment import checkout_commit
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity.lab.train.runtime import SCORE_PRECISION
@@ -52,8 +52,20 @@ def load_halves(name: str, data: Path, held_out: bool) -> Dataset:
 
 
 def backbone_terms() -> dict[str, str]:
-    """The digest of the network's file."""
-    return {"backbone": file_digest(Path(RESNET["backbone"]))}
+    """The digest of the network's tensors."""
+    with open_file(network_path(RESNET["backbone"])) as file:
+        return {"backbone": state_digest(torch.load(file, map_location="cpu", weights_only=True))}
+
+
+def network_path(name: str) -> Path:
+    """The file of the network that is adapted.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    if not (path := Path(name)).exists():
+        raise FileNotFoundError(f"{path} is missing, the network that is adapted")
+    return path
 
 
 @dataclass(frozen=True)
@@ -73,8 +85,7 @@ def start_run(
     recipe: AdaptationRecipe, whole: Dataset, data: Path, add: AddParts = lambda _: []
 ) -> MemoryRun:
     """The state before the first step; `add` changes the backbone before M is added."""
-    if not Path(recipe.backbone).exists():
-        raise FileNotFoundError(f"{recipe.backbone} is missing, the network that is adapted")
+    network_path(recipe.backbone)
     task = AdaptationTask.of_dataset(replace(recipe, lr=1.0), whole)
     run: Any = task.new_run(MEMORY, "adapt", 1.0, data)
     backbone = run.recipe.load_backbone(run.classes, **run.input_sizes)
@@ -131,7 +142,7 @@ def fit_groups(memory: MemoryRun, rates: Sequence[float], steps: range) -> list[
     for step in steps:
         job.objective.prepare(step)
         for group in state.optimizer.param_groups:
-            group["lr"] = step_rate(run.recipe, step) * group["scale"]
+            group["lr"] = step_rate(run.recipe, step) * group.get("scale", 1.0)
         update()
     return list(rates)
 

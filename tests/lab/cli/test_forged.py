@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from lab.cli.test_output import STEERING
-from paper.test_adapt_map import tiny_map as tiny_map
 from reliability.works import reproduce_study
 from tiny_classes import BY_NAMES, tiny_classes_world
 from tiny_images import TINY, tiny_world
@@ -17,7 +16,9 @@ from tiny_results import tiny_table as tiny_table
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import report
 from neural_similarity.lab.train import pack_correct
-from neural_similarity_paper.studies import adapt_map, adapt_report, adapt_runs
+from neural_similarity_paper.cli import studies
+from neural_similarity_paper.studies.adapt_map import MAP, MAP_WAYS, map_cell
+from neural_similarity_paper.studies.rates import SearchPlace
 
 GONE = object()
 DEEP = json.loads("[" * 900 + "]" * 900)
@@ -134,24 +135,29 @@ def make_record(folder):
 
 
 def make_map(folder):
-    """Cells of runs whose images are right at random."""
+    """A cell of runs whose images are right at random."""
 
-    def run_in_memory(recipe, *_):
-        right = torch.rand(40, generator=torch.Generator().manual_seed(recipe.seed)) < 0.5
+    def run_trial(trial, **_):
+        right = torch.rand(40, generator=torch.Generator().manual_seed(trial.draw)) < 0.5
         return {"accuracy": 0.5, "trained": 7, "correct": pack_correct(right)}
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapt_runs, "run_in_memory", run_in_memory)
-        patch.setattr(adapt_runs, "_labelled_correct", lambda *_: 1)
-        adapt_runs.run_map(folder, folder / "results", lambda _: None)
+    study = replace(
+        studies.STUDIES[MAP.name],
+        run_trial=run_trial,
+        begin=lambda sheet, *_: sheet.facts.setdefault("statistics", "backbone"),
+        terms=dict,
+    )
+    study.run(folder, folder / "results", lambda _: None)
 
 
 @pytest.fixture
 def small_map(monkeypatch):
-    """The map of one cell, of three draws."""
-    monkeypatch.setattr(adapt_map, "DRAWS", (1, 2, 3))
-    monkeypatch.setattr(adapt_report, "MAP_CELLS", (("rotation-30", 2),))
-    monkeypatch.setattr(adapt_report, "MAP_WAYS", adapt_runs.MAP_WAYS)
+    """The map of one cell, of three draws and three ways."""
+    ways = {way: MAP_WAYS[way] for way in ("full", "norm", "full-norm")}
+    place = SearchPlace(("rotation-20",), (11,), (0.01,))
+    cell = map_cell("rotation-30", 2, (1, 2, 3))._replace(place=place)
+    study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(cell,), older=())
+    monkeypatch.setitem(studies.STUDIES, MAP.name, study)
 
 
 RESULTS = {
@@ -163,7 +169,7 @@ RESULTS = {
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # What peft imports warns.
-@pytest.mark.usefixtures("tiny_table", "tiny_map", "small_map")
+@pytest.mark.usefixtures("tiny_table", "small_map")
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_table_of_forged_results(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
