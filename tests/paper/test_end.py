@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from neural_similarity_paper.studies.adapt_runs import SCORED, read_sheet
 
 from neural_similarity_paper.recipes.end import ARMS, CHOSEN, DECAY, EPOCHS
 from neural_similarity_paper.studies.end_report import (

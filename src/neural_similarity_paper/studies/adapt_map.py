@@ -92,7 +92,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "undone": WAYS["nothing"][1],
     **{way: {"train": "nothing"} for way in ADDED},
     **dict.fromkeys(("full-tsa", "full-then-all"), WAYS["full"][1]),
-    "full-all": WAYS["full"][1] | {"train": "all"},
+    "full-all": WAYS["full"][1] | {"train": "M+all"},
 }
 """Fields of the recipes of ways."""
 

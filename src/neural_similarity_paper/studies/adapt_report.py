@@ -141,14 +141,15 @@ def draw_study(study: Study, results: Path, path: Path) -> None:
             if lead:
                 text = f"{lead.interval.mean:+.1f}{'*' if lead.p < LEVEL else ''}"
                 text += f"\n{best}" if at == 0 else ""
-                axes.text(at, row, text, ha="center", va="center", fontsize=8)
+                color = "white" if abs(lead.interval.mean) > 0.6 * SHADES else "black"
+                axes.text(at, row, text, ha="center", va="center", fontsize=8, color=color)
     axes.set_facecolor("lightgray")
     image = axes.imshow(
-        values or [[float("nan")]], cmap="RdBu", vmin=-SHADES, vmax=SHADES, aspect="auto", alpha=0.8
+        values or [[float("nan")]], cmap="RdBu", vmin=-SHADES, vmax=SHADES, aspect="auto"
     )
     axes.set_yticks(range(len(reports)), [report.cell.label for report in reports])
     axes.set_xticks(range(len(names)), names, fontsize=8)
-    axes.set_title("Points of accuracy; * adjusted p < 0.05 in the cell", fontsize=10)
+    axes.set_title("Points; * adjusted p < 0.05", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.6)
     with new_file(path) as file:
         figure.savefig(file, format="png")

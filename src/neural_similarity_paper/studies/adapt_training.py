@@ -114,7 +114,7 @@ def parameter_parts(network: nn.Module, new_head: bool) -> list[list[nn.Paramete
 
 def curvature_rates(memory: MemoryRun, parts: Sequence[list[nn.Parameter]]) -> list[float]:
     """For each part the rate of `nsim train adapt` where it alone trains."""
-    recipe, rates = memory.run.recipe, []
+    recipe, rates = memory.task.recipe, []
     images, _ = memory.task.training_split()
     for part in parts:
         memory.network.train().requires_grad_(False)
@@ -130,7 +130,7 @@ def curvature_rates(memory: MemoryRun, parts: Sequence[list[nn.Parameter]]) -> l
 def fit_groups(memory: MemoryRun, rates: Sequence[float], steps: range) -> list[float]:
     """Train in these steps of the recipe, each group at its rate; 0 takes those by curvature."""
     task, run, state, runtime = memory.task, memory.run, memory.state, cpu_runtime()
-    parts = parameter_parts(state.model, run.recipe.classifier == "new")
+    parts = parameter_parts(state.model, task.recipe.classifier == "new")
     if not parts:
         rates = ()  # Statistics alone follow the images.
     elif list(rates) == [0.0]:
