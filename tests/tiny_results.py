@@ -62,6 +62,15 @@ def write_by_hand(results, name, seed, correct, /, *, budget=1.0, seconds=60.0, 
     return path
 
 
+def edit(path, *into, **changes):
+    """Changes entries of a JSON file, or of the object in it that the keys `into` lead to."""
+    content = part = json.loads(path.read_text())
+    for key in into:
+        part = part[key]
+    part |= changes
+    path.write_text(json.dumps(content))
+
+
 def timeless(path):
     """What a record says, without times and the processes that took part."""
     content = json.loads(path.read_text())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_classes import TINY as SMALL
 from tiny_classes import make_split, tiny_classes_world
+from tiny_results import edit
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.recipes import RECIPES
@@ -19,6 +20,7 @@ from neural_similarity_paper import tables
 from neural_similarity_paper.tables import TABLES, make_report, recording, records, table6
 from neural_similarity_paper.tables.rows import on_other_data
 
+pytestmark = pytest.mark.usefixtures("tiny_table")
 SIZES = TaskSizes(ways=2, shots=2, queries=3)
 RECORD = Path("fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json")
 OWN = {"mini-cnn4": SMALL, "mini-proto": replace(SMALL, method="proto")}
@@ -157,7 +159,6 @@ def rows(text):
     return {row[0]: row for row in cells if row[2] == str(TABLES["6"].all_rows[0].shots)}
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_the_table_has_means_intervals_and_paired_differences(results):
     found = rows(few_shot_markdown(results))
     base = read(results, "mini-cnn4", "fine-tuning")
@@ -175,7 +176,6 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
     assert found["fine-tuning"][5] == ""
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_differences_are_of_common_seeds_alone(results):
     found = rows(few_shot_markdown(results))
     base, ours = read(results, "mini-cnn4", "fine-tuning"), read(results, "mini-proto", "proto")
@@ -183,7 +183,6 @@ def test_differences_are_of_common_seeds_alone(results):
     assert found["ProtoNet"][5] == difference(accuracies(ours[0]), accuracies(first))
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_on_other_data_rows_are_compared_with_each_other(results, tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "fc100-cnn4", RECIPES["mini-cnn4"])
     copied(results / "fewshot/mini-cnn4/1", tmp_path, "fc100-cnn4", "1")
@@ -194,7 +193,6 @@ def test_on_other_data_rows_are_compared_with_each_other(results, tmp_path, monk
     assert found[5]
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
     source = results / "fewshot/mini-cnn4/1"
     copied(source, tmp_path, "mini-cnn4", "1", "fine-tuning.*.0.json")
@@ -205,7 +203,7 @@ def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
     assert row[14].startswith("2 (")
 
 
-@pytest.mark.usefixtures("world", "tiny_table")
+@pytest.mark.usefixtures("world")
 @pytest.mark.parametrize(
     ("task_seed", "changes", "compared"),
     [(0, {}, True), (1, {}, False), (0, {"data": {"name": "embedded", "digest": "d"}}, False)],
@@ -215,14 +213,14 @@ def test_a_shorter_list_of_a_seed_is_compared_on_its_tasks(tmp_path, task_seed, 
     evaluated(tmp_path, "mini-cnn4", "fine-tuning")
     run = evaluated(tmp_path, "mini-cnn4", "nearest-neighbour", count=6, task_seed=task_seed)
     (path,) = [p for p in tables.write_records(run, tmp_path) if "nearest" in p.name]
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    edit(path, **changes)
     methods = ("fine-tuning", "nearest-neighbour")
     base, near = (accuracies(read(tmp_path, "mini-cnn4", method)[0]) for method in methods)
     row = rows(few_shot_markdown(tmp_path))["nearest neighbour"]
     assert row[5] == (difference(near, base[:6]) if compared else "")
 
 
-@pytest.mark.usefixtures("world", "tiny_table")
+@pytest.mark.usefixtures("world")
 def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     others = [
         {"count": 4},
@@ -244,7 +242,6 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     assert text.count("| fine-tuning |") == 2  # of two shots and of one
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
     places = (("mini-cnn4", "1"), ("mini-proto", "0.5"), ("mini-proto", "0.25"))
     for name, budget in places:
@@ -257,7 +254,6 @@ def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
     assert rows(few_shot_markdown(tmp_path, 1.0))["ProtoNet"][4] == "not run"
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "mini-cnn4-64", SMALL)
     source = results / "fewshot/mini-cnn4/1"
@@ -270,7 +266,6 @@ def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path
     assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["1", "0.25"]
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_the_budget_is_that_of_most_rows(results, tmp_path):
     copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "0.25")
     text = few_shot_markdown(tmp_path)
@@ -279,7 +274,7 @@ def test_the_budget_is_that_of_most_rows(results, tmp_path):
     assert rows(few_shot_markdown(tmp_path, 1.0))["fine-tuning"][4] == "not run"
 
 
-@pytest.mark.usefixtures("world", "tiny_table")
+@pytest.mark.usefixtures("world")
 def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
     monkeypatch.setitem(OWN, "mini-cnn4-64", replace(SMALL, width=0.2))
@@ -325,13 +320,11 @@ def test_retrained_runs_are_of_their_recipe(tmp_path):
     assert record.name == "fine-tuning.train+val.2w2s3q.test-10-0.running.0.json"
     assert records.read_records(tmp_path / "results", "mini-cnn4", 1.0)
     path = run.path / "environment.json"
-    told = json.loads(path.read_text())
-    for changed in ({"step": 1, "growth": 9.0}, told["retrained"]):
-        path.write_text(json.dumps(told | {"retrained": changed}))
+    for changed in ({"step": 1, "growth": 9.0}, json.loads(path.read_text())["retrained"]):
+        edit(path, retrained=changed)
         assert ("steps" in recording.overridden_fields(run)) == (changed["growth"] == 9.0)
 
 
-@pytest.mark.usefixtures("tiny_table")
 @pytest.mark.parametrize("change", ["statistics", "classes"])
 def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, tmp_path, change):
     """Of the baseline there are other evaluations, where everything is wrong."""
@@ -349,7 +342,6 @@ def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, t
     assert found[5] == before[5] != ""
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_a_start_of_another_budget_has_a_line_of_its_own(results, tmp_path, monkeypatch):
     name = "mini-proto-pretrained"
     monkeypatch.setitem(RECIPES, name, OWN["mini-proto"])
@@ -367,7 +359,6 @@ def test_a_start_of_another_budget_has_a_line_of_its_own(results, tmp_path, monk
     assert told == [("1", "1"), ("1 (start: 0.5)", "1")]
 
 
-@pytest.mark.usefixtures("tiny_table")
 def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path):
     folder = copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "1", "fine-tuning.*")
     for path in folder.glob("*.json"):
@@ -383,7 +374,7 @@ def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("world", "tiny_table")
+@pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("change", ["tasks", "statistics", "classes"])
 def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path, change):
     """Two seeds, the second on other tasks, by other statistics or of other classes."""

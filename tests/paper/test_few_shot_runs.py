@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from launches import launched_here
 from tiny_classes import TINY, make_split, tiny_classes_world
+from tiny_results import edit
 
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.recipes import RECIPES
@@ -311,8 +312,7 @@ def test_an_evaluation_does_not_go_on_in_another_precision(done, tmp_path, monke
     """It computes in float32, whatever the precision of training."""
     folder = shutil.copytree(done / "runs/mini-anil-1-seed4", tmp_path / "run")
     shutil.rmtree(folder / "evaluations")
-    path = folder / "environment.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"precision": "bf16"}))
+    edit(folder / "environment.json", precision="bf16")
     run, split, told = session.open_run(folder), make_split(), []
 
     def note(*_, runtime, course, **__):
@@ -354,11 +354,8 @@ def test_the_command_of_a_record_repeats_the_precision_of_its_scores(done, tmp_p
     """Older evaluations do not name it: they were scored in that of training."""
     folder = shutil.copytree(done / "runs/mini-anil-1-seed4", tmp_path / "run")
     (file,) = (folder / "evaluations").glob("*.json")
-    facts, content = (
-        json.loads((folder / "environment.json").read_text()),
-        json.loads(file.read_text()),
-    )
-    (folder / "environment.json").write_text(json.dumps(facts | {"precision": "bf16"}))
+    edit(folder / "environment.json", precision="bf16")
+    content = json.loads(file.read_text())
     content["summary"].pop("score_precision")
     content["summary"] |= {"score_precision": scored} if scored else {}
     file.write_text(json.dumps(content))
@@ -374,11 +371,8 @@ def test_records_name_no_folder_of_the_machine(done):
 
 def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
     folder = shutil.copytree(done / "runs/mini-tadam-1-seed4-all", tmp_path / "run")
-    path = folder / "environment.json"
-    content = json.loads(path.read_text())
     assert recording.overridden_fields(session.open_run(folder)) == []
-    content["start"]["config"]["steps"] += 1
-    path.write_text(json.dumps(content))
+    edit(folder / "environment.json", "start", "config", steps=99)
     assert recording.overridden_fields(session.open_run(folder)) == ["start"]
 
 

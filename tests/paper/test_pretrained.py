@@ -1,12 +1,12 @@
 """§4's path as `nsim reproduce` runs it: a plain network, M alone on it, then all."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 from launches import launched_here
 from tiny_images import TINY, use_tiny_images
+from tiny_results import edit
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.recipes import RECIPES, STARTS
@@ -93,9 +93,7 @@ def test_records_tell_the_start_and_no_path_of_the_machine(path):
 def test_a_path_by_way_of_another_recipe_has_no_record(path, tmp_path):
     file = run_of(path, ALL).path / "environment.json"
     before = file.read_text()
-    content = json.loads(before)
-    content["start"]["start"]["config"]["lr"] = 0.5
-    file.write_text(json.dumps(content))
+    edit(file, "start", "start", "config", lr=0.5)
     try:
         assert recording.overridden_fields(run_of(path, ALL)) == ["start"]
         with pytest.raises(RunError, match="it overrides start"):

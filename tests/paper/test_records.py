@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_images import make_dataset
-from tiny_results import PLAIN, STATIC
+from tiny_results import PLAIN, STATIC, edit
 from tiny_results import tiny_table as tiny_table
 
 import neural_similarity as ns
@@ -41,10 +41,6 @@ def write_record(run, results):
 def run_of(name, folder, budget=1.0, **changes):
     recipe = replace(RECIPES[name], seed=3, **changes)
     return train(recipe, name=name, budget=budget, out=folder / "run", device="cpu")
-
-
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_record_holds_the_run(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from scipy import stats
-from tiny_results import PLAIN, STATIC, TINY_TABLE, write_by_hand
+from tiny_results import PLAIN, STATIC, TINY_TABLE, edit, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
 from benchmarks.measure import Timing
@@ -56,9 +56,7 @@ def test_every_row_of_tables_1_to_4_has_its_recipe_on_the_panels_data():
 def test_top_5_errors_are_shown_where_every_run_has_one(tmp_path):
     for seed, top5 in ((1, 12.0), (2, 16.0)):
         path = write_by_hand(tmp_path, PLAIN, seed, [1, 1, 0, 0])
-        content = json.loads(path.read_text())
-        content["summary"]["test_top5_error_percent"] = top5
-        path.write_text(json.dumps(content))
+        edit(path, "summary", test_top5_error_percent=top5)
     assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00, top-5 14.00 ± 2.83"
     write_by_hand(tmp_path, PLAIN, 3, [1, 1, 0, 0])
     assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00"
@@ -81,10 +79,8 @@ def test_studies_have_no_numbers_of_the_paper(tmp_path, name):
 def test_adaptations_stand_beside_how_many_numbers_they_trained(tmp_path):
     for name, count in (("signs-head", 650), ("signs-full", 2189)):
         path = write_by_hand(tmp_path, name, 1, [1, 0])
-        content = json.loads(path.read_text())
-        content["summary"] |= {"trained": count, "bytes": 4 * count}
-        content["summary"]["test_top5_error_percent"] = 1.0  # No error beside an accuracy.
-        path.write_text(json.dumps(content))
+        numbers = {"trained": count, "bytes": 4 * count}
+        edit(path, "summary", **numbers, test_top5_error_percent=1.0)  # Beside an accuracy, none.
     report = make_report(TABLES["adapt"], budget=1, results=tmp_path)
     assert cells(to_markdown(report), "static full M")[-2:] == ["2,189", "8.8"]
     assert cells(to_markdown(report), "static full M")[3] == "50.00"
@@ -97,9 +93,7 @@ def test_rows_that_are_no_adaptation_stand_beside_those_that_are(tmp_path):
     name = "cifar10-pretrained-static-dns-m"
     start = {"recipe": "cifar10-cnn", "seed": 1, "budget": 1.0}
     path = write_by_hand(tmp_path, name, 1, [1, 1], start=start)
-    content = json.loads(path.read_text())
-    content["summary"] |= {"trained": 81, "bytes": 1700}
-    path.write_text(json.dumps(content))
+    edit(path, "summary", trained=81, bytes=1700)
     text = to_markdown(make_report(TABLES["pretrained"], budget=1, results=tmp_path))
     assert cells(text, "static DNS: M alone")[-2:] == ["81", "1.7"]
     assert cells(text, "CNN, where all start")[-2:] == ["", ""]
@@ -235,9 +229,7 @@ def test_the_budget_is_that_of_most_rows(tmp_path):
 
 def test_errors_are_those_of_the_images(tmp_path):
     path = write_by_hand(tmp_path, PLAIN, 1, [1, 1, 1, 0])
-    content = json.loads(path.read_text())
-    content["summary"]["test_error_percent"] = 1.0
-    path.write_text(json.dumps(content))
+    edit(path, "summary", test_error_percent=1.0)
     assert cells(markdown_of(tmp_path), "plain")[3].startswith("25.00")
 
 
@@ -297,9 +289,7 @@ def test_command_without_records_says_so(tmp_path, capsys, monkeypatch):
 def test_all_commits_of_a_run_are_named_or_the_version(tmp_path, commit, told):
     code = {"version": "0.1.0", "commit": commit, "dirty": False}
     path = write_by_hand(tmp_path, PLAIN, 1, [1, 0], code=code)
-    content = json.loads(path.read_text())
-    content["environment"]["resumed"] = [{"commit": "fedcba9876543210"}] if commit else []
-    path.write_text(json.dumps(content))
+    edit(path, "environment", resumed=[{"commit": "fedcba9876543210"}] if commit else [])
     assert told in markdown_of(tmp_path)
 
 
@@ -357,9 +347,7 @@ def test_times_of_updates_stand_beside_the_runs(tmp_path, capsys):
 )
 def test_costs_of_recipes_that_have_changed_are_left_out(tmp_path, capsys, changed, shown):
     costs = write_costs(tmp_path / "costs", **{STATIC: 1.5})
-    report = json.loads(costs.read_text())
-    report["environment"]["recipes"][changed]["width"] = 3.0
-    costs.write_text(json.dumps(report))
+    edit(costs, "environment", "recipes", changed, width=3.0)
     for name in (PLAIN, STATIC):
         write_by_hand(tmp_path, name, 1, bits(64, 1, 0.5))
     assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(costs)]) == 0
@@ -378,7 +366,7 @@ def test_runs_on_other_classes_than_imagenets_are_said_to_be(tmp_path, capsys, c
 def test_doubtful_times_of_updates_say_so(tmp_path, capsys):
     write_by_hand(tmp_path, PLAIN, 1, bits(64, 1, 0.5))
     path = write_costs(tmp_path / "costs", **{STATIC: 1.5})
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"others": 0.5}))
+    edit(path, others=0.5)
     assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) == 0
     assert "(not quiet: other processes kept 0.50 cores busy)" in capsys.readouterr().out
 

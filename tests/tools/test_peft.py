@@ -188,16 +188,9 @@ def test_what_is_not_linear_has_no_weighted_sum(backbone, name):
 
 
 def test_sums_without_a_meaning_are_refused(backbone):
-    model = wrapped(backbone, "dynamic-diagonal", modules_to_save=["7"])
-    with pytest.raises(ValueError, match="which have no sum"):
-        model.add_weighted_adapter(["default"], [0.5], "half")
     model = wrapped(backbone, "dynamic-diagonal")
     with pytest.raises(ValueError, match="one static similarity"):
         model.add_weighted_adapter(["default"], [0.5], "half")
-    with pytest.raises(ValueError, match="one for each of `weights`"):
-        model.add_weighted_adapter(["default", "none"], [0.5, 0.5], "half")
-    with pytest.raises(ValueError, match="`adapter_name` must be new"):
-        model.add_weighted_adapter(["default"], [0.5], "default")
     with pytest.raises(ValueError, match=r"must be static, got the dynamic \['default'\]"):
         model.merge_and_unload()
 
@@ -424,6 +417,9 @@ def test_one_layer_in_two_places_has_one_m(tmp_path):
     [
         ({}, (["default", "default"], [1.0], "sum"), "one for each of `weights`"),
         ({}, (["default", "b"], [1.0], "sum"), "one for each of `weights`"),
+        ({}, (["default", "none"], [1.0, 1.0], "sum"), "one for each of `weights`"),
+        ({}, (["default", "b"], [1.0, 1.0], "b"), "`adapter_name` must be new"),
+        ({"modules_to_save": ["7"]}, (["default", "b"], [1.0, 1.0], "sum"), "which have no sum"),
         ({}, (["default", "b"], [1.0, float("nan")], "sum"), "`weights` must be finite"),
         ({}, (["default", "b"], [1.0, 1.0], "a.b"), "`adapter_name` must be new and have no dot"),
         (
