@@ -5,23 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks import (
-    distributed,
-    few_shot,
-    loops,
-    networks,
-    performance,
-    price,
-    rivals,
-    subjects,
-)
+from benchmarks import distributed, few_shot, loops, networks, performance, price, rivals, subjects
 from benchmarks.authors import origins
 from benchmarks.case import KINDS
 from benchmarks.measure import Watch
-from benchmarks.networks import COMPARED, KNOWN, NETWORKS, PREDICTORS, texts
-from benchmarks.options import PROGRAM, Options, PageOptions, given, without_folders
-from benchmarks.plots import draw
-from benchmarks.report import Report, Row, to_markdown, write
+from benchmarks.networks import COMPARED, KNOWN, NETWORKS, PREDICTORS, texts_of
+from benchmarks.options import PROGRAM, Options, PageOptions, given_options, without_folders
+from benchmarks.plots import draw_report
+from benchmarks.report import Report, Row, to_markdown, write_report
 from benchmarks.rivals import RivalOptions
 from neural_similarity.files import write_text
 from neural_similarity.lab.cli import exit_code
@@ -43,6 +34,7 @@ SIMILARITIES = ("static-diagonal", "static-full", "dynamic-diagonal", *PREDICTOR
 QUICK = {"batch": (2,), "size": (16,)}
 
 
+FP32 = Options(dtype="fp32", rounds=7, threads=(1,))
 Rows = Callable[[Options], Iterator[Row]]
 BENCHES: dict[str, tuple[Rows, Options]] = {
     "operators": (
@@ -51,36 +43,16 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
     ),
     "scaling": (
         subjects.scaling,
-        Options(
-            dtype="fp32",
-            rounds=7,
-            threads=(1, 2),
-            batch=(1, 4, 16, 64, 256),
-            size=(32, 64, 112, 160, 224),
-        ),
+        replace(FP32, threads=(1, 2), batch=(1, 4, 16, 64, 256), size=(32, 64, 112, 160, 224)),
     ),
-    "widths": (
-        subjects.widths,
-        Options(
-            dtype="fp32",
-            rounds=7,
-            threads=(1,),
-            batch=(8,),
-            size=(56, 28, 14, 7),
-            similarity=KINDS,
-        ),
-    ),
-    "layers": (
-        subjects.layers,
-        Options(dtype="fp32", rounds=9, threads=(1,), batch=(1, 8), similarity=KINDS),
-    ),
+    "widths": (subjects.widths, replace(FP32, batch=(8,), size=(56, 28, 14, 7), similarity=KINDS)),
+    "layers": (subjects.layers, replace(FP32, rounds=9, batch=(1, 8), similarity=KINDS)),
     "training": (loops.training, Options(batch=(128,), similarity=SIMILARITIES)),
     "networks": (
-        networks.whole,
-        Options(
-            dtype="fp32",
+        networks.whole_networks,
+        replace(
+            FP32,
             rounds=5,
-            threads=(1,),
             batch=(8, 32),
             size=(160,),
             network=("ResNet-18", "EfficientNet-Lite0", "U-Net"),
@@ -130,7 +102,7 @@ def _run(name: str, args: Sequence[str]) -> int:
     environment |= {
         "command": without_folders(environment["command"]),
         "precision": options.dtype,
-        "similarities": texts(name for name in options.similarity if name in KNOWN),
+        "similarities": texts_of(name for name in options.similarity if name in KNOWN),
         "recipes": {name: recipe_to_json(RECIPES[name]) for name in recipes},
         "keeps_memory": keep_freed_memory(),
         **({"rivals": origins(options.code)} if isinstance(options, RivalOptions) else {}),
@@ -141,11 +113,11 @@ def _run(name: str, args: Sequence[str]) -> int:
     unfinished = options.out / "unfinished"
     for row in BENCHES[name][0](options):  # What is cut off keeps what it has measured.
         report = replace(report, rows=(*report.rows, row), others=watch.others())
-        write(report, unfinished)
+        write_report(report, unfinished)
     sys.stdout.write(to_markdown(report))
-    path, picture = write(report, options.out), options.out / f"{name}.png"
+    path, picture = write_report(report, options.out), options.out / f"{name}.png"
     (unfinished / path.name).unlink()
-    draw(report, picture)
+    draw_report(report, picture)
     print_line(f"\n{path}\n{picture}")
     if report.noise:
         sys.stderr.write(f"nsim: do not rely on these times: {report.noise}\n")
@@ -156,7 +128,7 @@ def _run(name: str, args: Sequence[str]) -> int:
 
 def _options(name: str, args: Sequence[str]) -> Options:
     rows, default = BENCHES[name]
-    options = given(default, args, name, str(rows.__doc__))
+    options = given_options(default, args, name, str(rows.__doc__))
     for option in ("batch", "size", "similarity", "network"):
         if getattr(options, option) and not getattr(default, option):
             raise UsageError(f"`{option}` is not an option of {name}")
@@ -172,7 +144,7 @@ def _options(name: str, args: Sequence[str]) -> Options:
 
 def _page(args: Sequence[str]) -> int:
     """Write docs/evidence/performance.md from what the others saved."""
-    options = given(PageOptions(), args, "page", str(_page.__doc__))
+    options = given_options(PageOptions(), args, "page", str(_page.__doc__))
     folders = options.results
     words = " ".join(folder.as_posix() for folder in folders)
     command = f"{PROGRAM} page --results {words} --out {options.out.as_posix()}"

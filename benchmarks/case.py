@@ -146,7 +146,7 @@ class Placed(nn.Module):
             return self.network(x)
 
 
-def learn(model: nn.Module) -> nn.Module:
+def moved(model: nn.Module) -> nn.Module:
     """Move every similarity of `model` off the identity, in place, as if it had learned."""
     for part in model.modules():
         if isinstance(part, StaticSimilarity):

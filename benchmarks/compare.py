@@ -17,7 +17,7 @@ from benchmarks.case import Case
 from benchmarks.measure import Call, Clock, Timing, measure, peak_bytes, seconds_per_call
 from benchmarks.oracle import Errors
 from benchmarks.replays import Replays, clock_of
-from benchmarks.report import Group, Row, title
+from benchmarks.report import Group, Row, group_title
 from neural_similarity.lab.train.runtime import cpu_threads, tuned_convolutions
 
 SETS = 3
@@ -59,7 +59,7 @@ def compare(
     rows, clock = [], clock or clock_of(case.runtime.device)
     for count in case.threads:
         setting = group | {"threads": count}
-        sys.stderr.write(f"{title(setting)}\n")
+        sys.stderr.write(f"{group_title(setting)}\n")
         with cpu_threads(count), tuned_convolutions():
             rows += _compared(setting, entrants, case, clock)
     return rows
@@ -136,12 +136,12 @@ def problem(errors: Errors) -> str | None:
     return None
 
 
-def forward(module: nn.Module, inputs: Sequence[Tensor]) -> Call:
+def forward_call(module: nn.Module, inputs: Sequence[Tensor]) -> Call:
     """The forward pass alone, without autograd."""
-    return torch.no_grad()(alternated(module, inputs))
+    return torch.no_grad()(alternated_calls(module, inputs))
 
 
-def alternated(
+def alternated_calls(
     function: Callable[..., Any], inputs: Sequence[Tensor], sets: int | None = None
 ) -> Call:
     """Calls of a function with these inputs and, by turns, with copies of them.

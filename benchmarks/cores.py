@@ -33,7 +33,7 @@ def busy_cores(channels: int, size: int) -> tuple[float, ...]:
 
 def _main(channels: int, size: int) -> Iterator[float]:
     case = Case(runtime=choose_runtime("cpu", "fp32"), batch=1, channels=channels, size=size)
-    for one in (subjects.plain(case), subjects.layer(case)):
+    for one in (subjects.torch_layer(case), subjects.our_layer(case)):
         call = _backward(one, case)
         for _ in range(WARM_UP):
             call()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.options import given
+from benchmarks.options import given_options
 from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.cli.commands import print_line
 
@@ -35,7 +35,7 @@ class Options:
 
 def main(args: Sequence[str]) -> int:
     """Images a second of one run by one process and by several."""
-    options = given(Options(), args, "distributed", str(main.__doc__))
+    options = given_options(Options(), args, "distributed", str(main.__doc__))
     fastest, parameters = dict.fromkeys(options.processes, 0.0), 0
     for _ in range(options.rounds):
         for count, rate in fastest.items():

@@ -16,7 +16,7 @@ from benchmarks.compare import Entrant, compare
 from benchmarks.measure import seconds_per_call
 from benchmarks.networks import CLASSES, STEP, update
 from benchmarks.options import Options
-from benchmarks.oracle import Errors, joined, relative
+from benchmarks.oracle import Errors, error_of, joined_numbers
 from benchmarks.report import Row
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.session import initial_state
@@ -45,7 +45,7 @@ CHECKED = WARM_UP + 3
 def training(options: Options) -> Iterator[Row]:
     """Updates of CNN-9, and the training loop beside a bare one."""
     for case in options.cases():
-        yield from networks.training(case, options.similarity)
+        yield from networks.training_updates(case, options.similarity)
         yield from training_loops(case)
 
 
@@ -102,7 +102,7 @@ class _Loops:
     def errors(self) -> Errors:
         """How far the ways of both are apart after a few steps."""
         began, bare, ours = self.bare(0), self.bare(CHECKED), self.ours(CHECKED)
-        return {self.case.dtype: relative(ours - began, bare - began)}
+        return {self.case.dtype: error_of(ours - began, bare - began)}
 
     def bare(self, steps: int) -> Tensor:
         """Updates alone."""
@@ -110,7 +110,7 @@ class _Loops:
         model = Placed(state.model, self.runtime).train()
         for step in range(steps):
             update(model, state.optimizer, self.ready[step % READY])
-        return joined(model.parameters()).double()
+        return joined_numbers(model.parameters()).double()
 
     def ours(self, steps: int) -> Tensor:
         """What `nsim train` does, without checkpoints."""
@@ -119,7 +119,7 @@ class _Loops:
         objective = Classification(self.runtime, self.batches)
         journal = _Journal(run, Lines(steps, 0, StringIO()))
         fit_model(Job(recipe, self.runtime, objective), state, journal)
-        return joined(state.model.parameters()).double()
+        return joined_numbers(state.model.parameters()).double()
 
 
 class _Journal(Journal):

@@ -46,7 +46,7 @@ class Timing:
     """Distance of the quartiles over the median."""
     ratio: float
     low: float
-    """Of the ratio's interval, see `interval`; `high` as well."""
+    """Of the ratio's interval, see `median_interval`; `high` as well."""
     high: float
     rounds: int
     """In how many rounds it was timed."""
@@ -94,7 +94,7 @@ def _timing(own: Mapping[int, float], baseline: Mapping[int, float]) -> Timing:
     """What seconds by round amount to, beside those of the baseline."""
     ratios = [value / baseline[turn] for turn, value in own.items()]
     lower, middle, upper = quantiles(own.values(), n=4, method="inclusive")
-    low, high = interval(ratios)
+    low, high = median_interval(ratios)
     return Timing(
         seconds=middle,
         spread=(upper - lower) / middle,
@@ -105,7 +105,7 @@ def _timing(own: Mapping[int, float], baseline: Mapping[int, float]) -> Timing:
     )
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % interval of the median by the ranks of the values, whatever their distribution.
 
     From the k-th smallest value to the k-th largest, k by the binomial distribution (sign test); of

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from benchmarks import oracle
-from benchmarks.case import Case, Placed, Subject, learn, seeded
-from benchmarks.compare import Entrant, compare, forward
+from benchmarks.case import Case, Placed, Subject, moved, seeded
+from benchmarks.compare import Entrant, compare, forward_call
 from benchmarks.measure import Call, Clock, macs
 from benchmarks.options import Options
 from benchmarks.oracle import Checker, Errors
@@ -58,7 +58,7 @@ CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""
 
 
-def texts(names: Iterable[str]) -> dict[str, str]:
+def texts_of(names: Iterable[str]) -> dict[str, str]:
     """The similarities of these names as they are now, every field named."""
     return {name: format_similarity(KNOWN[name], complete=True) for name in names}
 
@@ -67,24 +67,24 @@ def cnn9(case: Case, name: str) -> nn.Module:
     """CNN-9 of the similarity called `name`, learned, or the plain one."""
     similarity = None if name == PLAIN else KNOWN[name]
     with seeded():
-        return learn(models.cnn9(CLASSES, width=case.width, similarity=similarity))
+        return moved(models.cnn9(CLASSES, width=case.width, similarity=similarity))
 
 
 def of_recipe(case: Case, name: str) -> nn.Module:
     """The network of the recipe called `name`, one of CIFAR-10, learned."""
     recipe = RECIPES[name]
     with seeded():
-        return learn(build_network(recipe, CLASSES, width=case.width * recipe.width))
+        return moved(build_network(recipe, CLASSES, width=case.width * recipe.width))
 
 
-def converted(case: Case, name: str) -> nn.Module:
+def converted_network(case: Case, name: str) -> nn.Module:
     """The network of the case, converted to the similarity called `name`, or the plain one."""
     with seeded():
         network = NETWORKS[case.kind]()
-        return network if name == PLAIN else learn(convert(network, required_similarity(name)))
+        return network if name == PLAIN else moved(convert(network, required_similarity(name)))
 
 
-def subject(case: Case, name: str, network: nn.Module) -> Subject:
+def subject_of(case: Case, name: str, network: nn.Module) -> Subject:
     """A network, checked on a few images."""
     return Subject(
         name=name,
@@ -95,14 +95,14 @@ def subject(case: Case, name: str, network: nn.Module) -> Subject:
     )
 
 
-def checker(case: Case) -> Checker:
+def checker_of(case: Case) -> Checker:
     """Compares networks with their oracles."""
     with seeded():
         grad = torch.randn(CHECKED, CLASSES).to(case.runtime.device)
     return Checker(grad, case.dtype)
 
 
-def training(case: Case, similarities: Iterable[str]) -> list[Row]:
+def training_updates(case: Case, similarities: Iterable[str]) -> list[Row]:
     """Updates of CNN-9, plain and with similarities."""
     return updates("updates of CNN-9", case, cnn9, (PLAIN, *similarities))
 
@@ -113,12 +113,12 @@ def recipes(options: Options) -> Iterator[Row]:
         yield from updates("updates by recipe", case, of_recipe, COMPARED)
 
 
-def whole(options: Options) -> Iterator[Row]:
+def whole_networks(options: Options) -> Iterator[Row]:
     """Updates of whole networks, plain and converted, in both layouts."""
     names = ("U-Net",) if options.quick else options.network
     for case in options.cases(names, nchw=True):
         what = f"updates of {case.kind}, {case.layout}"
-        yield from updates(what, case, converted, (PLAIN, *CONVERTED))
+        yield from updates(what, case, converted_network, (PLAIN, *CONVERTED))
 
 
 def inference(options: Options) -> Iterator[Row]:
@@ -126,17 +126,17 @@ def inference(options: Options) -> Iterator[Row]:
     for case in options.cases():
         images = case.images(case.batch)
         found = list(_used(case, (PLAIN, *options.similarity)))
-        calls = [forward(one.module, [images]) for one in found]
+        calls = [forward_call(one.module, [images]) for one in found]
         yield from _compared({}, case, FORWARD, zip(found, calls, strict=True))
 
 
 def _used(case: Case, names: Iterable[str]) -> Iterator[Subject]:
     for name in names:
         network = cnn9(case, name).eval().requires_grad_(False)
-        original = subject(case, name, network)
+        original = subject_of(case, name, network)
         yield original
         if name.startswith("static"):
-            folded = subject(case, f"{name}, folded", fold(network).requires_grad_(False))
+            folded = subject_of(case, f"{name}, folded", fold(network).requires_grad_(False))
             yield replace(folded, oracle=_scores(original.module))
 
 
@@ -157,7 +157,7 @@ def updates(
     """Updates of networks on one batch: no data, no log."""
     images = case.images(case.batch)
     labels = torch.arange(case.batch, device=images.device) % CLASSES
-    subjects = [subject(case, name, build(case, name)) for name in names]
+    subjects = [subject_of(case, name, build(case, name)) for name in names]
 
     def call(module: nn.Module) -> Call:
         recipe = Recipe()
@@ -187,7 +187,7 @@ def _compared(
     clock: Clock | None = None,
 ) -> list[Row]:
     """Subjects and the calls that are timed of them."""
-    check, images = checker(case), case.images(case.batch)
+    check, images = checker_of(case), case.images(case.batch)
     group = words | {"dtype": case.runtime.precision, "batch": case.batch}
 
     def enter(one: Subject, call: Call) -> Entrant:

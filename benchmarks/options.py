@@ -99,7 +99,7 @@ def without_folders(command: str) -> str:
     )
 
 
-def given(default: T, args: Sequence[str], name: str, about: str) -> T:
+def given_options(default: T, args: Sequence[str], name: str, about: str) -> T:
     """The options of the benchmark `name`, `default` where the command line has none."""
     return parse_options(
         type(default),

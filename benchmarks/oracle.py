@@ -107,7 +107,7 @@ class Checker:
         return outcome(function, twin.inputs, trained(twin.module), self.grad)
 
 
-def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
+def error_of(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
     """Norm of the difference over the norm of what is expected, float64; NaN counts as infinite.
 
     A norm below `least` is rounding, and counts as that much.
@@ -118,7 +118,7 @@ def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
     return inf if isnan(value) else value
 
 
-def joined(tensors: Iterable[Tensor]) -> Tensor:
+def joined_numbers(tensors: Iterable[Tensor]) -> Tensor:
     """All of their numbers, without gradients."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
@@ -144,7 +144,7 @@ def outcome(
 def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     least = ROUNDING * max((gradient.norm().item() for gradient in expected[1:]), default=0.0)
     floors = [0.0, *[least] * len(expected[1:])]
-    return max(relative(*three) for three in zip(found, expected, floors, strict=True))
+    return max(error_of(*three) for three in zip(found, expected, floors, strict=True))
 
 
 def _output_error(subject: Subject) -> float:
@@ -152,7 +152,7 @@ def _output_error(subject: Subject) -> float:
     subject = replace(subject, module=deepcopy(subject.module).eval())
     twin = _in_float64(subject)
     with torch.no_grad():
-        return relative(subject.module(*subject.inputs), twin.oracle(twin.module, *twin.inputs))
+        return error_of(subject.module(*subject.inputs), twin.oracle(twin.module, *twin.inputs))
 
 
 def _in_float64(subject: Subject) -> Subject:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.networks import KNOWN, texts
+from benchmarks.networks import KNOWN, texts_of
 from benchmarks.plots import SIZES
-from benchmarks.report import Report, Row, comparisons, grouped, milliseconds, read
+from benchmarks.report import Report, Row, by_group, comparison_tables, milliseconds, read_report
 from benchmarks.targets import TARGETS
 from neural_similarity_paper.tables.costs import is_current
 from neural_similarity_paper.tables.markdown import markdown_rows
@@ -78,12 +78,12 @@ def page(results: Path, path: Path, command: str) -> str:
     parts.append(markdown_rows(("target", "limit", "found, best to worst", ""), *lines))
     pictures = Path(os.path.relpath(results, path.parent)).as_posix()
     for name, report in reports.items():
-        heading, left = HEADINGS[name], current(report)
+        heading, left = HEADINGS[name], current_report(report)
         parts += [f"## {heading}", _origin(report), sections[heading]]
         parts += [f"**{report.noise}**"] if report.noise else []
         parts += _note_left_out(report, left)
         parts += [sections[caveat] for caveat in _caveats(left)]
-        parts += _pivots(left) if name in PIVOTED else comparisons(left)
+        parts += _pivots(left) if name in PIVOTED else comparison_tables(left)
         parts.append(f"![{name}]({pictures}/{name}.png)")
     parts += _method(sections, command, f"`{results.as_posix()}/`")
     return "\n\n".join(parts) + "\n"
@@ -96,7 +96,7 @@ def _reports(results: Path) -> dict[str, Report]:
         ValueError: that is nothing, or a report is damaged.
     """
     files = {name: results / f"{name}.json" for name in HEADINGS}
-    reports = {name: read(file) for name, file in files.items() if file.exists()}
+    reports = {name: read_report(file) for name, file in files.items() if file.exists()}
     if not reports:
         raise ValueError(
             f"`results` must hold what a benchmark saved, such as {files['operators'].name}, got "
@@ -105,7 +105,7 @@ def _reports(results: Path) -> dict[str, Report]:
     return reports
 
 
-def current(report: Report) -> Report:
+def current_report(report: Report) -> Report:
     """A report without the rows of recipes or similarities that have other settings by now.
 
     Without its baseline a ratio says nothing: where that has changed, no row is left. Reports that
@@ -113,7 +113,7 @@ def current(report: Report) -> Report:
     """
     facts = report.environment
     measured = facts.get("recipes") or facts.get("similarities", {})
-    now = texts(measured.keys() & KNOWN.keys())
+    now = texts_of(measured.keys() & KNOWN.keys())
     changed = {
         name
         for name, setting in measured.items()
@@ -164,7 +164,7 @@ PIVOTED = ("operators", "widths", "scaling")
 def _pivots(report: Report) -> list[str]:
     """Ratios, then memory and the host's time, of every dtype and similarity."""
     parts = []
-    for words, rows in grouped(report.rows, without=SIZES).items():
+    for words, rows in by_group(report.rows, without=SIZES).items():
         parts += [f"### {words}", _pivot(rows, _ratios), "Saved bytes a position; peak MiB."]
         parts.append(_pivot(rows, _memory))
         if any("host_seconds" in row.costs for row in rows):
@@ -174,7 +174,7 @@ def _pivots(report: Report) -> list[str]:
 
 def _pivot(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     """A line a name, a column a size."""
-    columns = list(grouped(rows).values())
+    columns = list(by_group(rows).values())
     head = ["", *("{channels}@{size}×{size}, {batch}".format(**own[0].group) for own in columns)]
     names = dict.fromkeys(row.name for row in rows)
     by_name = [{row.name: cell(row) for row in own} for own in columns]

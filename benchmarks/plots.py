@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report, Row, grouped
+from benchmarks.report import Report, Row, by_group
 
 MARKS = "os^vDP*X<>"
 SIZES = ("channels", "size", "batch")
@@ -18,7 +18,7 @@ GROWING: dict[str, Callable[[Row], float | None]] = {
 """What the lines of the picture are, times positions, by their label."""
 
 
-def draw(report: Report, path: Path) -> None:
+def draw_report(report: Report, path: Path) -> None:
     """Write a report as a PNG file."""
     from matplotlib.figure import Figure
 
@@ -32,7 +32,7 @@ def draw(report: Report, path: Path) -> None:
 
 def _draw_ratios(figure: Any, report: Report) -> None:
     """Every ratio with its interval: a panel for every dtype and similarity."""
-    panels = grouped(report.rows, without=SIZES)
+    panels = by_group(report.rows, without=SIZES)
     columns = list(dict.fromkeys(name for row in report.rows for name in row.times)) or ["time"]
     heights = [1 + len({row.name for row in rows}) for rows in panels.values()]
     figure.set_size_inches(6 * len(columns) + 2, 0.35 * sum(heights) + 0.9 * len(panels) + 0.8)
@@ -47,7 +47,7 @@ def _draw_panel(axes: Any, rows: Sequence[Row], column: str) -> None:
     """A line a name, a mark a size."""
     names = list(dict.fromkeys(row.name for row in rows))
     same = [key for key in rows[0].group if len({row.group[key] for row in rows}) == 1]
-    sizes = grouped(rows, without=same)
+    sizes = by_group(rows, without=same)
     for place, (label, compared) in enumerate(sizes.items()):
         drawn = [(row.name, row.times[column]) for row in compared if column in row.times]
         shift = 0.6 * (place + 0.5) / len(sizes) - 0.3

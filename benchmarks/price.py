@@ -10,11 +10,20 @@ from torch import nn
 from torch.optim import SGD
 
 from benchmarks import subjects
-from benchmarks.case import Case, learn, seeded
-from benchmarks.compare import Entrant, compare, cpu_clock, forward
+from benchmarks.case import Case, moved, seeded
+from benchmarks.compare import Entrant, compare, cpu_clock, forward_call
 from benchmarks.cores import busy_cores
 from benchmarks.measure import Call, macs, python_frames
-from benchmarks.networks import CLASSES, FORWARD, NETWORKS, PLAIN, STEP, checker, subject, update
+from benchmarks.networks import (
+    CLASSES,
+    FORWARD,
+    NETWORKS,
+    PLAIN,
+    STEP,
+    checker_of,
+    subject_of,
+    update,
+)
 from benchmarks.options import Options
 from benchmarks.oracle import outcome, trained
 from benchmarks.report import Row
@@ -99,9 +108,9 @@ def _layer_rows(options: Options) -> Iterator[Row]:
     for channels, (batch, size), what in LAYERS[: 1 if options.quick else None]:
         own = replace(options, dtype="fp32", batch=(batch,), size=(size,))
         case = replace(next(own.cases(("diagonal",))), channels=channels)
-        both = [subjects.plain(case), subjects.layer(case)]
+        both = [subjects.torch_layer(case), subjects.our_layer(case)]
         cores = busy_cores(channels, size) if what == ALONE else ()
-        rows = subjects.compared({"what": what}, case, both, cpu_clock(case))
+        rows = subjects.compared_rows({"what": what}, case, both, cpu_clock(case))
         for row, one, busy in zip_longest(rows, both, cores):
             call = partial(outcome, one.module, one.inputs, trained(one.module), case.operands.grad)
             costs = row.costs | {"frames": python_frames(call)}
@@ -111,14 +120,14 @@ def _layer_rows(options: Options) -> Iterator[Row]:
 def _network_rows(options: Options, part: Part) -> list[Row]:
     case = _case(options, part)
     images = case.images(case.batch)
-    check, count = checker(case), case.batch
+    check, count = checker_of(case), case.batch
     group = {"what": f"{part.what} of {part.network}", "dtype": part.dtype, "batch": part.batch}
 
     def enter(name: str) -> Entrant:
         network = _network(case, name)
         if part.what == FORWARD:
             network.eval().requires_grad_(False)
-        one = subject(replace(case, size=CHECKED_SIZE), name, network)
+        one = subject_of(replace(case, size=CHECKED_SIZE), name, network)
         calls: Mapping[str, Call] = {part.what: _call(part, one.module, images)}
         return Entrant(
             name=name,
@@ -139,14 +148,14 @@ def _network(case: Case, name: str) -> nn.Module:
         if name == PLAIN:
             return network
         text = CONVERTED[name.removesuffix(FOLDED)]
-        network = learn(convert(network, required_similarity(text)))
+        network = moved(convert(network, required_similarity(text)))
         return fold(network) if name.endswith(FOLDED) else network
 
 
 def _call(part: Part, module: nn.Module, images: torch.Tensor) -> Call:
     """Inference, or an update by plain gradient descent with momentum."""
     if part.what == FORWARD:
-        return forward(module, [images])
+        return forward_call(module, [images])
     labels = torch.arange(len(images), device=images.device) % CLASSES
     return partial(
         update, module, SGD(module.parameters(), lr=0.01, momentum=0.9), (images, labels)

@@ -26,7 +26,7 @@ class Replays:
     captured training nothing. What cannot be captured, as it waits for the GPU, is timed with its
     launches, and a line of stderr says so.
 
-    Operands that alternate, see `compare.alternated`, are not in the GPU's cache from the call
+    Operands of `compare.alternated_calls` are not in the GPU's cache from the call
     before: three sets of most cases exceed it (60 MB on an H200).
     """
 

@@ -75,7 +75,7 @@ class Report:
         return machine_name(self.environment)
 
 
-def write(report: Report, folder: Path) -> Path:
+def write_report(report: Report, folder: Path) -> Path:
     """Write a report to `folder`/BENCH.json."""
     path = folder / f"{report.bench}.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,8 +83,8 @@ def write(report: Report, folder: Path) -> Path:
     return path
 
 
-def read(path: Path) -> Report:
-    """The report that `write` wrote.
+def read_report(path: Path) -> Report:
+    """The report that `write_report` wrote.
 
     Raises:
         ValueError: the file is not a report.
@@ -101,7 +101,7 @@ def _row(content: dict[str, Any]) -> Row:
     return replace(Row(**content), times=times)
 
 
-def grouped(rows: Iterable[Row], without: Collection[str] = ()) -> dict[str, list[Row]]:
+def by_group(rows: Iterable[Row], without: Collection[str] = ()) -> dict[str, list[Row]]:
     """The rows by what they have in common, in the order of their first.
 
     Rows of which only the sizes `without` differ come together.
@@ -109,11 +109,11 @@ def grouped(rows: Iterable[Row], without: Collection[str] = ()) -> dict[str, lis
     found: dict[str, list[Row]] = {}
     for row in rows:
         group = {name: value for name, value in row.group.items() if name not in without}
-        found.setdefault(title(group), []).append(row)
+        found.setdefault(group_title(group), []).append(row)
     return found
 
 
-def title(group: Group) -> str:
+def group_title(group: Group) -> str:
     """A group in words, such as "bf16, batch 32, channels 64"."""
     words = (
         value if isinstance(value, str) else f"{name} {value}" for name, value in group.items()
@@ -124,13 +124,13 @@ def title(group: Group) -> str:
 def to_markdown(report: Report) -> str:
     """Every comparison as a table, after what makes the numbers doubtful."""
     parts = [f"**{report.noise}**"] if report.noise else []
-    return "\n\n".join(parts + comparisons(report)) + "\n"
+    return "\n\n".join(parts + comparison_tables(report)) + "\n"
 
 
-def comparisons(report: Report) -> list[str]:
+def comparison_tables(report: Report) -> list[str]:
     """A heading and a table for every group."""
     parts = []
-    for words, rows in grouped(report.rows).items():
+    for words, rows in by_group(report.rows).items():
         times = list(dict.fromkeys(name for row in rows for name in row.times))
         costs = [name for name in COSTS if any(name in row.costs for row in rows)]
         baseline = next((row.name for row in rows if row.baseline), "")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from benchmarks import networks, subjects
 from benchmarks.authors import RIVALS, Rival, Widths
-from benchmarks.case import Case, Placed, Subject, learn, seeded
+from benchmarks.case import Case, Placed, Subject, moved, seeded
 from benchmarks.compare import cpu_clock
 from benchmarks.options import Names, Options
-from benchmarks.oracle import Checker, Errors, relative
+from benchmarks.oracle import Checker, Errors, error_of
 from benchmarks.price import CONVERTED
 from benchmarks.report import Row
 from neural_similarity import models
@@ -72,12 +72,12 @@ def _layer_rows(case: Case, options: RivalOptions) -> Iterator[Row]:
     case = replace(case, size=4) if options.quick else case
     layers, absent = _layers(options.code, [(case.channels, case.channels)])
     chosen = [
-        subjects.plain(case),
-        *(subjects.layer(case, f"ours, {name}", text) for name, text in LAYERS.items()),
+        subjects.torch_layer(case),
+        *(subjects.our_layer(case, f"ours, {name}", text) for name, text in LAYERS.items()),
         *(_subject(case, name, layer) for name, (layer,) in layers.items()),
     ]
     words = {"what": "one layer"}
-    rows = subjects.compared(words, case, chosen, cpu_clock(case), _errors)
+    rows = subjects.compared_rows(words, case, chosen, cpu_clock(case), _errors)
     yield from rows
     yield from (Row(group=rows[0].group, name=name, problem=absent[name]) for name in absent)
 
@@ -96,22 +96,22 @@ def _layers(code: Path, widths: Widths) -> tuple[dict[str, list[nn.Module]], dic
 
 def _subject(case: Case, name: str, layer: nn.Module) -> Subject:
     module, inputs = Placed(layer, case.runtime), (case.operands.x,)
-    return Subject(name=name, module=module, inputs=inputs, oracle=alone, may_fail=True)
+    return Subject(name=name, module=module, inputs=inputs, oracle=outputs_alone, may_fail=True)
 
 
-def alone(module: nn.Module, x: Tensor) -> Tensor:
+def outputs_alone(module: nn.Module, x: Tensor) -> Tensor:
     """What a layer of other authors must compute: of every image the same as without the others."""
     return torch.cat([module(image) for image in x.split(1)])
 
 
 def _errors(checker: Checker, one: Subject) -> Errors:
-    """Ours against the definition; a rival's, some of which have no float64, against `alone`."""
-    if one.oracle is not alone:
+    """Ours against the definition; a rival's, some of which have no float64, alone."""
+    if one.oracle is not outputs_alone:
         return checker.errors(one)
     module = deepcopy(one.module).eval()
     with torch.no_grad():
-        expected = alone(module, *one.inputs).double()
-        return {checker.dtype: relative(module(*one.inputs), expected)}
+        expected = outputs_alone(module, *one.inputs).double()
+        return {checker.dtype: error_of(module(*one.inputs), expected)}
 
 
 def _network_rows(
@@ -123,10 +123,10 @@ def _network_rows(
 
     def build(_: Case, name: str) -> nn.Module:
         with seeded():
-            return learn(build_network(recipes[name], networks.CLASSES))
+            return moved(build_network(recipes[name], networks.CLASSES))
 
     def errors(checker: Checker, one: Subject) -> Errors:
-        return _errors(checker, replace(one, oracle=alone) if one.name in RIVALS else one)
+        return _errors(checker, replace(one, oracle=outputs_alone) if one.name in RIVALS else one)
 
     what = f"updates of CNN-9; errors at budget {budget_name(options.budget)}"
     for row in networks.updates(what, case, build, names, errors, cpu_clock(case)):

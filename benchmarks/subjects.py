@@ -16,10 +16,10 @@ from benchmarks.case import (
     Operator,
     Placed,
     Subject,
-    learn,
+    moved,
     seeded,
 )
-from benchmarks.compare import Entrant, alternated, compare, cpu_clock, forward
+from benchmarks.compare import Entrant, alternated_calls, compare, cpu_clock, forward_call
 from benchmarks.measure import Clock, macs, saved_bytes
 from benchmarks.options import Options
 from benchmarks.oracle import Checker, Errors, outcome, trained
@@ -59,14 +59,16 @@ LAYERS = {
 def operators(options: Options) -> Iterator[Row]:
     """Our operators beside other formulations and operators."""
     for case in options.cases(options.similarity, extent=EXTENT):
-        yield from compared({"similarity": case.kind}, case, subjects(case))
+        yield from compared_rows({"similarity": case.kind}, case, subjects(case))
 
 
 def widths(options: Options) -> Iterator[Row]:
     """Our operators and layers at a ResNet's widths, in both layouts."""
     for case in options.cases(options.similarity, extent=WIDE, nchw=True):
         words = {"layout": case.layout, "similarity": case.kind}
-        yield from compared(words, case, [plain(case), dynamic("ours", case), layer(case)])
+        yield from compared_rows(
+            words, case, [torch_layer(case), our_operator("ours", case), our_layer(case)]
+        )
 
 
 def layers(options: Options) -> Iterator[Row]:
@@ -77,8 +79,8 @@ def layers(options: Options) -> Iterator[Row]:
             if one.kind == "full" and one.kernel**2 > MOST_FULL:
                 continue
             words = {"layer": name, "similarity": one.kind}
-            both = [plain(one), dynamic("ours", one)]
-            yield from compared(words, one, both, cpu_clock(one))
+            both = [torch_layer(one), our_operator("ours", one)]
+            yield from compared_rows(words, one, both, cpu_clock(one))
 
 
 def scaling(options: Options) -> Iterator[Row]:
@@ -90,11 +92,14 @@ def scaling(options: Options) -> Iterator[Row]:
     for sweep, part in sweeps.items():
         for case in part.cases():
             kinds = [replace(case, channels=SCALED_CHANNELS, kind=kind) for kind in KINDS]
-            chosen = [plain(kinds[0]), *(dynamic(f"ours, {one.kind}", one) for one in kinds)]
-            yield from compared({"sweep": sweep}, kinds[0], chosen)
+            chosen = [
+                torch_layer(kinds[0]),
+                *(our_operator(f"ours, {one.kind}", one) for one in kinds),
+            ]
+            yield from compared_rows({"sweep": sweep}, kinds[0], chosen)
 
 
-def compared(
+def compared_rows(
     words: dict[str, str],
     case: Case,
     chosen: Iterable[Subject],
@@ -114,7 +119,7 @@ def compared(
             name=subject.name,
             errors=partial(errors, checker, subject),
             may_fail=subject.may_fail,
-            calls={FORWARD: forward(module, inputs), BOTH: alternated(both, inputs)},
+            calls={FORWARD: forward_call(module, inputs), BOTH: alternated_calls(both, inputs)},
             costs={
                 "saved_bytes": lambda: saved_bytes(module, inputs) / (case.batch * case.size**2),
                 "macs": lambda: macs(module, inputs) / case.batch,
@@ -129,18 +134,18 @@ def compared(
 def subjects(case: Case) -> Iterator[Subject]:
     """What is compared at a case, the baseline first."""
     given = case.operands
-    yield plain(case)
+    yield torch_layer(case)
     for backend in BACKENDS[given.x.device.type]:
         declined = declines(backend, given.x, TAPS) is not None
-        yield replace(dynamic(f"ours, {backend}", case, backend), may_fail=declined)
+        yield replace(our_operator(f"ours, {backend}", case, backend), may_fail=declined)
     static = partial(similarity_conv2d, padding=PADDING)
     yield _operator(f"ours, static {case.kind}", static, case, given.static)
     for name, function in formulations.BY_KIND[case.kind].items():
         yield replace(_operator(name, function, case, given.dynamic), may_fail=True)
-    yield layer(case)
+    yield our_layer(case)
 
 
-def plain(case: Case) -> Subject:
+def torch_layer(case: Case) -> Subject:
     """torch's convolution with the same kernel."""
     sides = case.channels, case.filters or case.channels, case.kernel
     module = nn.Conv2d(*sides, padding=case.kernel // 2, groups=case.groups, bias=False)
@@ -149,7 +154,7 @@ def plain(case: Case) -> Subject:
     return Subject(name=BASELINE, module=module, inputs=inputs, oracle=oracle.network)
 
 
-def dynamic(name: str, case: Case, backend: Backend = "auto") -> Subject:
+def our_operator(name: str, case: Case, backend: Backend = "auto") -> Subject:
     """Our operator with an M at every position, without what predicts it."""
 
     def function(x: Tensor, weight: Tensor, m: Tensor) -> Tensor:
@@ -159,12 +164,12 @@ def dynamic(name: str, case: Case, backend: Backend = "auto") -> Subject:
     return _operator(name, function, case, case.operands.dynamic)
 
 
-def layer(case: Case, name: str = LAYER, text: str = "") -> Subject:
+def our_layer(case: Case, name: str = LAYER, text: str = "") -> Subject:
     """Our layer of the similarity `text`, by default a dynamic one, in bf16 by autocast."""
     width, similarity = case.channels, parse_similarity(text or f"dynamic-{case.kind}")
     with seeded():
         module = Conv2d(width, width, KERNEL, padding=PADDING, bias=False, similarity=similarity)
-        learn(module)
+        moved(module)
     return Subject(
         name=name,
         module=Placed(module, case.runtime),

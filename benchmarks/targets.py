@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plots import SWEEPS, growth
-from benchmarks.report import Report, Row, grouped
+from benchmarks.report import Report, Row, by_group
 from benchmarks.subjects import BASELINE
 from neural_similarity.files import read_json
 
@@ -52,7 +52,7 @@ class Target:
         if self.growth:
             yield from _steps(report, self.growth)
             return
-        for rows in grouped(report.rows).values():
+        for rows in by_group(report.rows).values():
             for row in rows:
                 fits = (row.group.get(key) in values for key, values in self.where.items())
                 if re.fullmatch(self.rows, row.name) and all(fits):

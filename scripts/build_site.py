@@ -37,11 +37,7 @@ DOCS = ROOT / "docs"
 CONFIG = ROOT / "mkdocs.site.yml"
 API = DOCS / "reference" / "api"
 PACKAGE = ROOT / "src" / "neural_similarity"
-MACHINES = {
-    "xeon": "benchmarks",
-    "epyc": "benchmarks/epyc",
-    "epyc-avx2": "benchmarks/avx2",
-}
+MACHINES = {"xeon": "benchmarks", "epyc": "benchmarks/epyc", "epyc-avx2": "benchmarks/avx2"}
 """Pages below docs/evidence/machines by the folder of their reports."""
 LINKED = ("results/theory", "examples")
 """What pages show or link to outside of docs."""
@@ -88,17 +84,14 @@ def file_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def public(module: str) -> dict[str, str]:
+def public_names(module: str) -> dict[str, str]:
     """What a module hands out: names with the paths where they are defined.
 
     Names are those that it defines without a leading underscore, or imports `as` themselves.
     """
     found: dict[str, str] = {}
     body = ast.parse(file_of(module).read_text("utf-8")).body
-    for node in [
-        *body,
-        *(n for part in body if isinstance(part, ast.If) for n in part.body),
-    ]:
+    for node in [*body, *(n for part in body if isinstance(part, ast.If) for n in part.body)]:
         match node:
             case ast.ImportFrom(module=str(home)):
                 names = [a.name for a in node.names if a.asname == a.name]
@@ -114,10 +107,10 @@ def home_of(module: str, name: str) -> str:
     """The path of the definition that `module` hands out as `name`."""
     if file_of(f"{module}.{name}").exists():
         return f"{module}.{name}"
-    return public(module)[name]
+    return public_names(module)[name]
 
 
-def targets() -> dict[str, str]:
+def public_paths() -> dict[str, str]:
     """Every public name of the package with the path of its definition."""
     text = (PACKAGE / "__init__.py").read_text("utf-8")
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
@@ -129,7 +122,7 @@ def targets() -> dict[str, str]:
     }
 
 
-def summary(path: str) -> str:
+def first_line(path: str) -> str:
     """The first line of a docstring."""
     if file_of(path).exists():
         text = ast.get_docstring(ast.parse(file_of(path).read_text("utf-8"))) or ""
@@ -171,29 +164,29 @@ def write_navigation(found: dict[str, str]) -> None:
     CONFIG.write_text(text.replace(entry, "\n".join(lines)), "utf-8")
 
 
-def reference() -> dict[str, str]:
+def reference_pages() -> dict[str, str]:
     """The pages of the reference, by file name."""
-    found, shown = targets(), examples()
+    found, shown = public_paths(), examples()
     pages = {
-        name: f"{page(name, path, found)}\n## Example\n{shown[name]}"
+        name: f"{reference_page(name, path, found)}\n## Example\n{shown[name]}"
         for name, path in found.items()
     }
     for name in STRUCTURES:
         pages[name] += f"## M\n\n![M of random numbers]({name}.png){{.fit}}\n\n{DRAWN}\n"
     for path, heading in METHODS.items():
         pages["Conv2d"] += f"\n::: {path}\n    options:\n      heading: {heading}\n"
-    rows = [f"| [`ns.{name}`]({name}.md) | {summary(path)} |" for name, path in found.items()]
+    rows = [f"| [`ns.{name}`]({name}.md) | {first_line(path)} |" for name, path in found.items()]
     return {"index.md": INDEX + "\n".join(rows) + "\n"} | {f"{n}.md": p for n, p in pages.items()}
 
 
-def page(name: str, path: str, found: dict[str, str]) -> str:
+def reference_page(name: str, path: str, found: dict[str, str]) -> str:
     """The page of a name; of a module, with what else it hands out."""
     title = f"# ns.{name}\n"
     if not file_of(path).exists():
         return f"{title}\n::: {path}\n"
     elsewhere = {home: other for other, home in found.items()}
     parts = [title, f"::: {path}\n    options:\n      members: false\n      show_source: false\n"]
-    members = public(path)
+    members = public_names(path)
     links = [f"[`{m}`]({elsewhere[p]}.md)" for m, p in members.items() if p in elsewhere]
     if links:
         parts.append(f"It also hands out {', '.join(links)}.\n")
@@ -206,11 +199,11 @@ def write_reference() -> None:
     """Write docs/reference/api anew."""
     shutil.rmtree(API, ignore_errors=True)
     API.mkdir(parents=True)
-    for name, text in reference().items():
+    for name, text in reference_pages().items():
         (API / name).write_text(text, "utf-8")
     for name, structure in STRUCTURES.items():
         draw_structure(structure).savefig(API / f"{name}.png", dpi=100)
-    write_navigation(targets())
+    write_navigation(public_paths())
 
 
 def draw_structure(structure: ns.nn.Structure) -> Figure:
@@ -268,16 +261,16 @@ def write_machines() -> None:
         (folder / f"{name}.md").write_text(text.replace(f"]({pictures}/", f"]({name}/"), "utf-8")
 
 
-def commands() -> str:
+def commands_page() -> str:
     """The page of the command line: what `nsim COMMAND --help` prints."""
     os.environ |= {"COLUMNS": "88", "NO_COLOR": "1"}
-    parts = ["# Command line\n\n" + _shell(helped())]
-    texts = {name: helped(name) for name in COMMANDS}  # none of a command that has moved
+    parts = ["# Command line\n\n" + _shell(help_text())]
+    texts = {name: help_text(name) for name in COMMANDS}  # none of a command that has moved
     parts += [f"## nsim {name}\n\n{_shell(text)}" for name, text in texts.items() if text]
     return "\n".join(parts)
 
 
-def helped(*words: str) -> str:
+def help_text(*words: str) -> str:
     """What `nsim WORDS --help` prints."""
     output = io.StringIO()
     with redirect_stdout(output):
@@ -290,7 +283,7 @@ def _shell(text: str) -> str:
     return f"```text\n{lines}\n```\n"
 
 
-def fields(module: str, name: str) -> str:
+def fields_table(module: str, name: str) -> str:
     """A table of a dataclass's fields: name, type, default, docstring."""
     body = ast.parse(file_of(module).read_text("utf-8")).body
     (found,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
@@ -308,12 +301,12 @@ def fields(module: str, name: str) -> str:
 
 def write_command_line() -> None:
     """Write the pages of `nsim` and of what its recipes hold."""
-    (DOCS / "reference" / "commands.md").write_text(commands(), "utf-8")
+    (DOCS / "reference" / "commands.md").write_text(commands_page(), "utf-8")
     text = "# Recipe fields\n\nEvery field is an option of `nsim train`: `--batch-size 64`.\n"
     text += "A `Recipe` has the fields of the first three tables, a `FewShotRecipe` those of the\n"
     text += "first and the last.\n"
     for name, module in RECIPES.items():
-        text += f"\n## {name}\n\n{fields(module, name)}"
+        text += f"\n## {name}\n\n{fields_table(module, name)}"
     (DOCS / "reference" / "fields.md").write_text(text, "utf-8")
 
 
@@ -324,17 +317,17 @@ def write_root_pages() -> None:
         (DOCS / f"{name.lower()}.md").write_text(text, "utf-8")
 
 
-def missing(site: Path) -> list[str]:
+def missing_names(site: Path) -> list[str]:
     """Public names whose page does not show them: Zensical renders some silently empty."""
     found = []
-    for name, path in targets().items():
+    for name, path in public_paths().items():
         html = site / "reference" / "api" / name / "index.html"
         if not html.exists() or f'id="{path}"' not in html.read_text("utf-8"):
             found.append(name)
     return found
 
 
-def run(*command: str) -> None:
+def run_command(*command: str) -> None:
     """Run a command from the root, which `scripts.mathml` is imported from."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -351,12 +344,12 @@ def main() -> None:
     write_root_pages()
     zensical = str(Path(sys.executable).with_name("zensical"))
     if "--serve" in sys.argv[1:]:
-        run(zensical, "serve", "--config-file", str(CONFIG))
+        run_command(zensical, "serve", "--config-file", str(CONFIG))
         return
-    run(zensical, "build", "--config-file", str(CONFIG), "--clean", "--strict")
+    run_command(zensical, "build", "--config-file", str(CONFIG), "--clean", "--strict")
     for folder in LINKED:
         shutil.copytree(ROOT / folder, ROOT / "site" / folder, dirs_exist_ok=True)
-    if empty := missing(ROOT / "site"):
+    if empty := missing_names(ROOT / "site"):
         raise SystemExit(f"no reference is shown of: {', '.join(empty)}")
 
 

@@ -29,7 +29,7 @@ def first_of_each(images: Images, each: int) -> np.ndarray:
     return np.stack([pixels[labels == c][:each] for c in range(len(images.classes))])
 
 
-def pack(train: Images, test: Images, each: tuple[int, int] = EACH) -> bytes:
+def pack_images(train: Images, test: Images, each: tuple[int, int] = EACH) -> bytes:
     """The bytes of the embedded file."""
     parts = [first_of_each(*part).tobytes() for part in zip((train, test), each, strict=True)]
     return lzma.compress(b"".join(parts), format=lzma.FORMAT_XZ, filters=FILTERS)
@@ -43,4 +43,4 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=TARGET, help="file to write")
     arguments = parser.parse_args()
     source = load_fashion_mnist(arguments.folder)
-    arguments.out.write_bytes(pack(source.train, source.test))
+    arguments.out.write_bytes(pack_images(source.train, source.test))

@@ -95,7 +95,7 @@ class Bug:
     """Of the source: a bug of another text is another one."""
 
 
-def changed(node: ast.AST) -> tuple[str, ast.AST] | None:
+def changed_node(node: ast.AST) -> tuple[str, ast.AST] | None:
     """The name of the bug for a node and what takes the node's place, or None."""
     match node:
         case ast.Compare(ops=[op, *rest]):
@@ -148,7 +148,7 @@ def _bugs_of(path: Path) -> Iterator[Bug]:
     tree = ast.parse(text)
     quiet = set(_without_effect(tree))
     for place, node in enumerate(ast.walk(tree)):
-        if id(node) not in quiet and (change := changed(node)):
+        if id(node) not in quiet and (change := changed_node(node)):
             line = getattr(node, "lineno", 0)
             yield Bug(path.relative_to(ROOT).as_posix(), place, line, change[0], digest)
 
@@ -169,20 +169,20 @@ class _Planting(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         if node is self.target:
-            if found := changed(node):
+            if found := changed_node(node):
                 return ast.copy_location(found[1], node)
             raise ValueError(f"`target` must be a place of a bug, got {ast.unparse(node)}")
         return super().visit(node)
 
 
-def planted(bug: Bug) -> ast.Module:
+def planted_tree(bug: Bug) -> ast.Module:
     """The source's tree with the bug in it."""
     tree = ast.parse((ROOT / bug.source).read_text("utf-8"))
     target = list(ast.walk(tree))[bug.place]
     return ast.fix_missing_locations(_Planting(target).visit(tree))
 
 
-def related(bug: Bug, tests: Paths) -> list[str]:
+def related_tests(bug: Bug, tests: Paths) -> list[str]:
     """The test files of a module that name most of what the bug's source defines.
 
     One that is named after the source comes first, in whatever module it is.
@@ -200,7 +200,7 @@ def related(bug: Bug, tests: Paths) -> list[str]:
 
 def survives(bug: Bug, tests: Paths) -> bool:
     """Whether the nearest tests pass with a bug, and then all quick ones of its module."""
-    near = related(bug, tests)
+    near = related_tests(bug, tests)
     rest = [str(path) for path in _files_of(tests, "test_*.py") if str(path) not in near]
     return all(
         _passes(bug, files, marks)
@@ -232,7 +232,7 @@ def _run(bug: Bug, tests: list[str], marks: str) -> None:
         signal.alarm(10 * SECONDS)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         source = str(ROOT / bug.source)
-        compiled = compile(planted(bug), source, "exec")
+        compiled = compile(planted_tree(bug), source, "exec")
         original = importlib.machinery.SourceFileLoader.get_code
 
         def get_code(self, name):
@@ -248,7 +248,7 @@ def _run(bug: Bug, tests: list[str], marks: str) -> None:
         os._exit(code)
 
 
-def known() -> dict[str, bool]:
+def known_results() -> dict[str, bool]:
     """What earlier calls found: whether a bug survived, by the bug."""
     lines = RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() else []
     return {json.dumps(line["bug"]): line["survives"] for line in map(json.loads, lines)}
@@ -265,7 +265,7 @@ def main() -> None:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     for module in SHARED:
         importlib.import_module(module)
-    results, chosen = known(), []
+    results, chosen = known_results(), []
     for module in options.modules:
         for bug in bugs(module)[: options.each]:
             key = json.dumps(asdict(bug))

@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 
 
-def executed(file: Path, folder: Path) -> nbformat.NotebookNode:
+def executed_notebook(file: Path, folder: Path) -> nbformat.NotebookNode:
     """A notebook with the outputs of a run in `folder`, in a process of its own."""
     notebook = nbformat.read(file, 4)
     client = NotebookClient(
@@ -33,7 +33,7 @@ def executed(file: Path, folder: Path) -> nbformat.NotebookNode:
 def main() -> None:
     """Execute and write all."""
     for file in sorted(FOLDER.glob("*.ipynb")):
-        nbformat.write(executed(file, FOLDER), file)
+        nbformat.write(executed_notebook(file, FOLDER), file)
         sys.stdout.write(f"{file.name}: {file.stat().st_size / 1000:.0f} kB\n")
 
 

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Collection
 from pathlib import Path
 
-from versions import environment
+from versions import make_environment
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "neural_similarity"
@@ -38,7 +38,7 @@ ns.Conv2d(4, 8, 3, similarity="dynamic-diagonal")(x).sum().backward()
 """
 
 
-def files(archive: Path) -> set[str]:
+def archive_files(archive: Path) -> set[str]:
     """The names of the files in a wheel or sdist; of an sdist, below its folder."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
@@ -47,7 +47,7 @@ def files(archive: Path) -> set[str]:
         return {name.partition("/")[2] for name in sdist.getnames()}
 
 
-def problems(wheel: Collection[str], sdist: Collection[str]) -> list[str]:
+def archive_problems(wheel: Collection[str], sdist: Collection[str]) -> list[str]:
     """What the archives lack, and what they must not have."""
     sources = [
         path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
@@ -74,7 +74,7 @@ def relative_links(wheel: Path) -> list[str]:
     return [f"the page of an index links to {x}" for x in links if not x.startswith("https://")]
 
 
-def run(*command: object, cwd: Path = ROOT, code: int = 0) -> str:
+def run_command(*command: object, cwd: Path = ROOT, code: int = 0) -> str:
     """What a command prints, if it ends with `code`."""
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
@@ -85,46 +85,49 @@ def run(*command: object, cwd: Path = ROOT, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
-def build(folder: Path) -> Path:
+def build_archives(folder: Path) -> Path:
     """Build and check the archives; the wheel."""
-    run("uv", "build", "--quiet", "--out-dir", folder)
+    run_command("uv", "build", "--quiet", "--out-dir", folder)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
-    run("uvx", "twine", "check", "--strict", wheel, sdist)
-    say("twine check --strict: passed")
+    run_command("uvx", "twine", "check", "--strict", wheel, sdist)
+    print_line("twine check --strict: passed")
     again = folder / "again"
-    run("uv", "build", "--quiet", "--wheel", "--out-dir", again, sdist)
-    found = problems(files(wheel), files(sdist)) + relative_links(wheel)
-    if files(again / wheel.name) != files(wheel):
+    run_command("uv", "build", "--quiet", "--wheel", "--out-dir", again, sdist)
+    found = archive_problems(archive_files(wheel), archive_files(sdist)) + relative_links(wheel)
+    if archive_files(again / wheel.name) != archive_files(wheel):
         found.append("the sdist builds another wheel")
     if found:
         raise SystemExit("\n".join(found))
     for archive in (wheel, sdist):
-        say(f"{archive.name}: {len(files(archive))} files, {archive.stat().st_size / 1e6:.1f} MB")
+        megabytes = archive.stat().st_size / 1e6
+        print_line(f"{archive.name}: {len(archive_files(archive))} files, {megabytes:.1f} MB")
     return wheel
 
 
 def try_library(python: Path, folder: Path) -> None:
     """The library without the laboratory: it runs, and `nsim` says what is missing."""
-    run(python, "-c", LIBRARY, cwd=folder)
-    output = run(python, "-m", "neural_similarity", "train", cwd=folder, code=1)
+    run_command(python, "-c", LIBRARY, cwd=folder)
+    output = run_command(python, "-m", "neural_similarity", "train", cwd=folder, code=1)
     if "neural-similarity[lab]" not in output:
         raise SystemExit(f"`nsim` does not name the extra: {output}")
-    say("library alone: converts, folds, learns; nsim names its extra")
+    print_line("library alone: converts, folds, learns; nsim names its extra")
 
 
 def try_laboratory(python: Path, folder: Path, steps: int) -> None:
     """The quick start, folded and exported."""
     nsim, out = (python, "-m", "neural_similarity"), folder / "run"
-    output = run(*nsim, "train", "--steps", steps, "--out", out, cwd=folder).splitlines()
-    say(next(line for line in output if line.startswith("test accuracy")))
-    run(*nsim, "evaluate", out, cwd=folder)
-    run(*nsim, "export", out, "--format", "pt2", "--out", folder / "network.pt2", cwd=folder)
+    output = run_command(*nsim, "train", "--steps", steps, "--out", out, cwd=folder).splitlines()
+    print_line(next(line for line in output if line.startswith("test accuracy")))
+    run_command(*nsim, "evaluate", out, cwd=folder)
+    run_command(
+        *nsim, "export", out, "--format", "pt2", "--out", folder / "network.pt2", cwd=folder
+    )
 
 
 def main() -> None:
@@ -134,16 +137,16 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wheel = build(folder)
+        wheel = build_archives(folder)
         python = platform.python_version()
         for resolution in RESOLUTIONS:
             home = folder / resolution
-            say(f"{resolution} requirements")
+            print_line(f"{resolution} requirements")
             address = f"neural-similarity @ {wheel.as_uri()}"
-            try_library(environment(python, resolution, home / "library", address), home)
+            try_library(make_environment(python, resolution, home / "library", address), home)
             address = f"neural-similarity[lab] @ {wheel.as_uri()}"
-            try_laboratory(environment(python, resolution, home, address), home, options.steps)
-    say("all passed")
+            try_laboratory(make_environment(python, resolution, home, address), home, options.steps)
+    print_line("all passed")
 
 
 if __name__ == "__main__":

@@ -52,12 +52,12 @@ for index, words in enumerate(json.loads(sys.argv[1])):
 def main() -> int:
     """Compare, print what differs, and return the exit code."""
     other = Path(sys.argv[1]).resolve()
-    different = [*tables(other), *trainings(other)]
+    different = [*differing_tables(other), *differing_trainings(other)]
     sys.stdout.write("\n".join(different or ["equal"]) + "\n")
     return 1 if different else 0
 
 
-def tables(other: Path) -> list[str]:
+def differing_tables(other: Path) -> list[str]:
     """The tables, at every recorded budget, in which the two print other numbers."""
     mine, theirs = (printed_numbers(checkout) for checkout in (HERE, other))
     return [f"table {' '.join(words)}" for words in mine if mine[words] != theirs[words]]
@@ -69,11 +69,11 @@ def printed_numbers(checkout: Path) -> dict[tuple[str, ...], list[str]]:
     budgets = sorted(name for name in budgets if name.replace(".", "").isdecimal())
     choices = [[], *(["--budget", budget] for budget in budgets)]
     commands = [[table, *choice] for table in TABLES for choice in choices]
-    parts = python(checkout, PRINT, json.dumps(commands), str(HERE)).split(SEPARATOR)
+    parts = run_python(checkout, PRINT, json.dumps(commands), str(HERE)).split(SEPARATOR)
     return dict(zip(map(tuple, commands), map(NUMBER.findall, parts), strict=True))
 
 
-def trainings(other: Path) -> list[str]:
+def differing_trainings(other: Path) -> list[str]:
     """The runs whose losses or weights differ."""
     different = []
     for name, words in RUNS.items():
@@ -81,14 +81,14 @@ def trainings(other: Path) -> list[str]:
             mine, theirs = (Path(folder) / side for side in ("mine", "theirs"))
             train_run(HERE, words, mine)
             train_run(other, words, theirs)
-            (ours, weights), (before, earlier) = trained(mine), trained(theirs)
+            (ours, weights), (before, earlier) = training_outcome(mine), training_outcome(theirs)
             if (ours, weights) != (before, earlier):
                 apart = max(abs(a - b) / abs(b) for a, b in zip(ours, before, strict=True))
                 different.append(f"{name}: losses {apart:.1e} apart")
     return different
 
 
-def trained(run: Path) -> tuple[list[float], bytes]:
+def training_outcome(run: Path) -> tuple[list[float], bytes]:
     """Losses and the file of the last weights, without its header, whose texts have no order."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (weights,) = (run / "checkpoints").glob("step-*60/weights.safetensors")
@@ -102,12 +102,12 @@ def train_run(checkout: Path, commands: list[tuple[str, ...]], out: Path) -> Non
     *newer, last = commands
     for words in newer:
         with contextlib.suppress(SystemExit):
-            python(checkout, NSIM, *words, *SHORT, "--out", str(out))
+            run_python(checkout, NSIM, *words, *SHORT, "--out", str(out))
             return
-    python(checkout, NSIM, *last, *SHORT, "--out", str(out))
+    run_python(checkout, NSIM, *last, *SHORT, "--out", str(out))
 
 
-def python(checkout: Path, code: str, *arguments: str) -> str:
+def run_python(checkout: Path, code: str, *arguments: str) -> str:
     """What a program prints in a checkout's environment."""
     command = [str(checkout / ".venv/bin/python"), "-c", code, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -56,7 +56,7 @@ CHECKS = {
 }
 
 
-def environment(python: str, resolution: str, folder: Path, package: str = HERE) -> Path:
+def make_environment(python: str, resolution: str, folder: Path, package: str = HERE) -> Path:
     """The Python of an environment with the package and what it requires."""
     folder.mkdir(parents=True, exist_ok=True)
     home = folder / f"{python}-{resolution}"
@@ -70,7 +70,7 @@ def environment(python: str, resolution: str, folder: Path, package: str = HERE)
     return found
 
 
-def resolved(torch: str, python: str, folder: Path) -> str:
+def resolved_versions(torch: str, python: str, folder: Path) -> str:
     """The versions that all extras together resolve to beside a torch; empty if there are none.
 
     Nothing is installed. Not in the project's folder, whose constraints are not those of its users.
@@ -85,21 +85,21 @@ def resolved(torch: str, python: str, folder: Path) -> str:
     return "" if done.returncode else done.stdout
 
 
-def unresolved(pythons: list[str], folder: Path) -> int:
+def count_unresolved(pythons: list[str], folder: Path) -> int:
     """Print what the extras resolve to; how many of the torches have no solution."""
     folder.mkdir(parents=True, exist_ok=True)
     failed = 0
-    say("Python", "asked for", "all extras resolve to")
-    say("---", "---", "---")
+    print_row("Python", "asked for", "all extras resolve to")
+    print_row("---", "---", "---")
     for python, torch in itertools.product(pythons, TORCHES):
-        versions = resolved(torch, python, folder).split()
+        versions = resolved_versions(torch, python, folder).split()
         failed += not versions
         shown = [v for v in versions if v.startswith(("torch", "numpy", "peft", "timm", "onnx"))]
-        say(python, torch, ", ".join(shown) or "nothing")
+        print_row(python, torch, ", ".join(shown) or "nothing")
     return failed
 
 
-def row(python: Path) -> tuple[str, list[str]]:
+def checked_row(python: Path) -> tuple[str, list[str]]:
     """Versions, and how each check ends."""
     facts = subprocess.run([python, "-c", FACTS], capture_output=True, text=True, check=True)
     results = []
@@ -115,7 +115,7 @@ def row(python: Path) -> tuple[str, list[str]]:
     return facts.stdout.strip(), results
 
 
-def say(*cells: str) -> None:
+def print_row(*cells: str) -> None:
     """Print a row of the table."""
     sys.stdout.write(f"| {' | '.join(cells)} |\n")
     sys.stdout.flush()
@@ -130,15 +130,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "ns-versions")
     options = parser.parse_args()
     if options.extras:
-        return unresolved(options.python, options.folder) > 0
+        return count_unresolved(options.python, options.folder) > 0
     resolutions = ["lowest-direct"] if options.floor else ["lowest-direct", "highest"]
     failed = 0
-    say("torch / Python / numpy", *CHECKS)
-    say("---", *["---" for _ in CHECKS])
+    print_row("torch / Python / numpy", *CHECKS)
+    print_row("---", *["---" for _ in CHECKS])
     for python in options.python:
         for resolution in resolutions:
-            versions, results = row(environment(python, resolution, options.folder))
-            say(versions, *results)
+            versions, results = checked_row(make_environment(python, resolution, options.folder))
+            print_row(versions, *results)
             failed += results.count("fails")
     return failed > 0
 

@@ -164,8 +164,7 @@ def test_the_readme_says_what_a_step_costs():
         for dtype in ("fp32", "bf16")
     )
     (layer,) = re.findall(
-        r"\| layer, forward and backward .*\*\* \((.*?)×\)",
-        read("docs/evidence/gpu.md"),
+        r"\| layer, forward and backward .*\*\* \((.*?)×\)", read("docs/evidence/gpu.md")
     )
     assert f"| {static}; 0.97 to 1.00 |" in readme
     assert f"| {dynamic}; {networks}; {layer} |" in readme

@@ -275,8 +275,7 @@ def test_adapting_shows_moves_m_and_the_outputs(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "drawn"),
-    [("similarity", ""), ("few_shot", "runs/cosine-prototypes/plots/gain.png")],
+    ("name", "drawn"), [("similarity", ""), ("few_shot", "runs/cosine-prototypes/plots/gain.png")]
 )
 def test_an_example_shows_what_its_tutorial_shows(name, drawn, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from notebooks import FOLDER, executed
+from notebooks import FOLDER, executed_notebook
 
 FILES = sorted(FOLDER.glob("*.ipynb"))
 
@@ -35,5 +35,5 @@ def test_a_notebook_is_committed_executed_and_small(file):
 @pytest.mark.long
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_notebook_gives_the_same_again(file, tmp_path):
-    assert texts(executed(file, tmp_path)) == texts(nbformat.read(file, 4))
+    assert texts(executed_notebook(file, tmp_path)) == texts(nbformat.read(file, 4))
     assert not list(tmp_path.iterdir())

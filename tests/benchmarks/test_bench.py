@@ -102,8 +102,8 @@ def few(monkeypatch):
 @pytest.mark.usefixtures("few")
 def test_networks_are_right(dtype, similarity):
     case = replace(SHORT, runtime=choose_runtime("cpu", dtype))
-    subject = networks.subject(case, similarity, networks.cnn9(case, similarity))
-    assert problem(networks.checker(case).errors(subject)) is None
+    subject = networks.subject_of(case, similarity, networks.cnn9(case, similarity))
+    assert problem(networks.checker_of(case).errors(subject)) is None
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_networks_are_right(dtype, similarity):
 )
 @pytest.mark.usefixtures("few")
 def test_networks_of_recipes_are_right_and_the_recipes_own(name):
-    subject = networks.subject(SHORT, name, networks.of_recipe(SHORT, name))
-    assert problem(networks.checker(SHORT).errors(subject)) is None
+    subject = networks.subject_of(SHORT, name, networks.of_recipe(SHORT, name))
+    assert problem(networks.checker_of(SHORT).errors(subject)) is None
     recipe = RECIPES[name]
     options = {"width": 0.1 * recipe.width, "similarity": recipe.similarity}
     options |= {"variant": "released"} if name.endswith("released") else {}
@@ -203,7 +203,7 @@ def test_unknown_costs_are_left_out():
 def test_gradients_of_networks_are_compared_in_float64():
     """A gradient that is wrong by a thousandth is found, though bf16 itself errs by more."""
     case = replace(SHORT, runtime=choose_runtime("cpu", "bf16"))
-    subject = networks.subject(case, "", networks.cnn9(case, "dynamic-diagonal"))
+    subject = networks.subject_of(case, "", networks.cnn9(case, "dynamic-diagonal"))
 
     class Slightly(nn.Module):
         def __init__(self, network):
@@ -218,7 +218,7 @@ def test_gradients_of_networks_are_compared_in_float64():
         return oracle.network(module.network, x)
 
     planted = replace(subject, module=Slightly(subject.module), oracle=of_the_network)
-    assert "in float64, allowed 1.5e-08" in problem(networks.checker(case).errors(planted))
+    assert "in float64, allowed 1.5e-08" in problem(networks.checker_of(case).errors(planted))
 
 
 def test_expectations_are_computed_once_for_equal_subjects_only():
@@ -228,7 +228,7 @@ def test_expectations_are_computed_once_for_equal_subjects_only():
         calls.append(module)
         return oracle.operator(module, *inputs)
 
-    subject = replace(catalogue.dynamic("", SMALL), oracle=counted)
+    subject = replace(catalogue.our_operator("", SMALL), oracle=counted)
     checker = Checker(given.grad, torch.float32)
     checker.errors(subject)
     checker.errors(replace(subject, name="again"))
@@ -290,7 +290,7 @@ def test_learning_leaves_the_identity():
 
 def test_scores_that_folding_changes_have_no_time(monkeypatch):
     def wrong(network):
-        return networks.learn(deepcopy(network))
+        return networks.moved(deepcopy(network))
 
     monkeypatch.setattr(networks, "fold", wrong)
     rows = list(networks.inference(replace(OPTIONS, similarity=("static-full",), size=())))

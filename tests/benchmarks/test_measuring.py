@@ -15,9 +15,9 @@ from benchmarks.case import Case
 from benchmarks.cores import busy_cores
 from benchmarks.measure import (
     Watch,
-    interval,
     macs,
     measure,
+    median_interval,
     peak_bytes,
     python_frames,
     saved_bytes,
@@ -102,7 +102,7 @@ def test_what_was_quiet_is_measured_once():
 @pytest.mark.parametrize("count", range(3, 40))
 def test_interval_covers_the_median_by_the_binomial_distribution(count):
     values = [float(value) for value in torch.randperm(count)]
-    low, high = interval(values)
+    low, high = median_interval(values)
     below = count - 1 - int(high)
     assert int(low) == below  # as many from both ends
     missed = 2 * stats.binom.cdf(below, count, 0.5)

@@ -12,7 +12,7 @@ from benchmarks.case import Case
 from benchmarks.measure import seconds_per_call
 from benchmarks.options import Options
 from benchmarks.replays import CALLS, LAUNCHES, Replays, clock_of
-from benchmarks.report import Report, read, to_markdown
+from benchmarks.report import Report, read_report, to_markdown
 from neural_similarity.lab.train import choose_runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -120,7 +120,10 @@ def test_rows_of_a_gpu_tell_the_host_apart(monkeypatch):
     sizes = {"batch": (2,), "size": (4,), "similarity": ("diagonal",)}
     options = Options(device="cpu", dtype="fp32", rounds=3, quick=True, **sizes)
     case = Case(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=2, rounds=3, attempts=1)
-    for rows in (list(catalogue.operators(options)), networks.training(case, ["static-diagonal"])):
+    for rows in (
+        list(catalogue.operators(options)),
+        networks.training_updates(case, ["static-diagonal"]),
+    ):
         assert all(timing.seconds == 1 for row in rows for timing in row.times.values())
         assert all(0 < row.costs["host_seconds"] < 1 for row in rows)
         report = Report(bench="operators", environment={}, quick=False, others=0, rows=tuple(rows))
@@ -130,7 +133,7 @@ def test_rows_of_a_gpu_tell_the_host_apart(monkeypatch):
 def test_a_cpu_has_no_host_time(tmp_path, capsys):
     words = ["--dtype", "fp32", "--rounds", "3", "--threads", "1", "--similarity", "diagonal"]
     assert main(["operators", *words, "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    rows = read(tmp_path / "operators.json").rows
+    rows = read_report(tmp_path / "operators.json").rows
     assert not any("host_seconds" in row.costs for row in rows)
     assert "host, ms" not in capsys.readouterr().out
 
@@ -138,7 +141,7 @@ def test_a_cpu_has_no_host_time(tmp_path, capsys):
 def test_operands_alternate_between_copies_of_equal_values_and_layout():
     x = torch.randn(1, 2, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
     seen = []
-    call = compare.alternated(seen.append, [x], 3)
+    call = compare.alternated_calls(seen.append, [x], 3)
     for _ in range(6):
         call()
     assert seen[0] is x

@@ -11,10 +11,10 @@ from benchmarks import compare, formulations, networks, performance, rivals
 from benchmarks.__main__ import BENCHES, _run, main
 from benchmarks.case import Case
 from benchmarks.measure import Timing
-from benchmarks.networks import texts
+from benchmarks.networks import texts_of
 from benchmarks.options import without_folders
 from benchmarks.plots import SIZES
-from benchmarks.report import Report, Row, grouped, read, to_markdown, write
+from benchmarks.report import Report, Row, by_group, read_report, to_markdown, write_report
 from benchmarks.targets import TARGETS, Target
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import choose_runtime
@@ -81,9 +81,9 @@ def cells(text, name):
 
 def test_files_give_back_what_was_written(tmp_path):
     before = report("operators", BASE, OURS, WRONG, operator("absent", problem="not measured: no"))
-    path = write(before, tmp_path / "new")
+    path = write_report(before, tmp_path / "new")
     assert path == tmp_path / "new" / "operators.json"
-    assert read(path) == before
+    assert read_report(path) == before
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"rows": []}', '{"rows": [{"times": {"a": 1}}]}'])
@@ -91,7 +91,7 @@ def test_damaged_files_are_named(content, tmp_path):
     path = tmp_path / "operators.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"operators.json cannot be read as a benchmark's report"):
-        read(path)
+        read_report(path)
 
 
 def test_table_by_hand():
@@ -120,7 +120,7 @@ def test_doubtful_times_say_so():
 def test_rows_are_split_by_what_is_no_size():
     full = operator("ours, compiled", kind="full")
     larger = replace(BASE, group=BASE.group | {"batch": 8})
-    parts = grouped([BASE, OURS, full, larger], without=SIZES)
+    parts = by_group([BASE, OURS, full, larger], without=SIZES)
     assert list(parts) == ["diagonal, fp32, threads 2", "full, fp32, threads 2"]
     assert parts["diagonal, fp32, threads 2"] == [BASE, OURS, larger]
 
@@ -179,8 +179,10 @@ def test_the_page_of_performance_is_what_the_command_writes(tmp_path, monkeypatc
 
 
 def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
-    write(report("operators", BASE, OURS, WRONG), tmp_path)
-    write(report("training", network("updates", "plain", 1.0, baseline=True), quick=True), tmp_path)
+    write_report(report("operators", BASE, OURS, WRONG), tmp_path)
+    write_report(
+        report("training", network("updates", "plain", 1.0, baseline=True), quick=True), tmp_path
+    )
     text = performance.page(tmp_path, tmp_path.parent / "docs/page.md", "python -m benchmarks page")
     assert text.startswith("# Performance\n\n## Targets\n\n")  # figures first
     assert "\n\n## Method\n\n`python -m benchmarks page` writes this page" in text
@@ -199,8 +201,8 @@ def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
 def test_the_page_of_a_gpu_has_its_name_and_the_hosts_time(tmp_path):
     gpu, other = ENVIRONMENT | {"device": "NVIDIA H200"}, tmp_path / "cpu"
     rows = [replace(row, costs=row.costs | {"host_seconds": 1.25e-4}) for row in (BASE, OURS)]
-    write(report("operators", *rows, environment=gpu), tmp_path)
-    write(report("operators", BASE, OURS), other)
+    write_report(report("operators", *rows, environment=gpu), tmp_path)
+    write_report(report("operators", BASE, OURS), other)
     text, without = (performance.page(f, tmp_path / "p.md", "") for f in (tmp_path, other))
     assert "on NVIDIA H200, torch 2.15" in text
     assert "Host, ms." in text
@@ -219,7 +221,7 @@ def test_the_page_leaves_out_recipes_that_have_changed(tmp_path, changed, left_o
         configs[name]["similarity"] = "static-full"
     rows = [network("updates by recipe", names[0], 1.0, baseline=True)]
     rows += [network("updates by recipe", names[1], 1.5)]
-    write(report("recipes", *rows, environment=ENVIRONMENT | {"recipes": configs}), tmp_path)
+    write_report(report("recipes", *rows, environment=ENVIRONMENT | {"recipes": configs}), tmp_path)
     text = performance.page(tmp_path, tmp_path / "page.md", "python -m benchmarks page")
     assert [name for name in names if f"| {name} |" not in text] == list(left_out)
     assert ("Left out" in text) == bool(left_out)
@@ -228,12 +230,12 @@ def test_the_page_leaves_out_recipes_that_have_changed(tmp_path, changed, left_o
 
 def test_the_page_leaves_out_similarities_that_have_changed(tmp_path):
     names = ("static-diagonal", "dynamic-dns", "dynamic-dns-half-width")
-    told = texts(names) | {"dynamic-dns": "Dynamic(Diagonal(), predictor=CNN())"}
+    told = texts_of(names) | {"dynamic-dns": "Dynamic(Diagonal(), predictor=CNN())"}
     rows = [network("updates of CNN-9", "plain", 1.0, baseline=True)]
     rows += [network("updates of CNN-9", name, 1.5) for name in names]
     rows += [network("updates of CNN-9", "static-diagonal, folded", 1.0)]
     facts = ENVIRONMENT | {"similarities": told, "keeps_memory": True}
-    write(report("training", *rows, environment=facts), tmp_path)
+    write_report(report("training", *rows, environment=facts), tmp_path)
     text = performance.page(tmp_path, tmp_path / "page.md", "python -m benchmarks page")
     assert "have other settings by now: `dynamic-dns`. The" in text
     assert [name for name in names if f"| {name} |" not in text] == ["dynamic-dns"]
@@ -241,7 +243,7 @@ def test_the_page_leaves_out_similarities_that_have_changed(tmp_path):
 
 
 def test_the_page_says_what_was_otherwise_when_a_report_was_made(tmp_path):
-    write(report("training", network("updates", "plain", 1.0, baseline=True)), tmp_path)
+    write_report(report("training", network("updates", "plain", 1.0, baseline=True)), tmp_path)
     text = performance.page(tmp_path, tmp_path / "page.md", "python -m benchmarks page")
     assert "Measured while freed blocks of more than 32 MiB went back" in text
     assert "Measured when no predictor had batch normalisation" in text
@@ -275,7 +277,7 @@ def test_commands_print_save_and_draw(name, tmp_path, capsys, monkeypatch):
     args = [name, "--quick", "--device", "cpu", "--out", str(tmp_path), *QUICK[name]]
     assert main(args) == 0
     told = capsys.readouterr()
-    saved = read(tmp_path / f"{name}.json")
+    saved = read_report(tmp_path / f"{name}.json")
     assert (saved.bench, saved.quick) == (name, True)
     assert saved.rows
     assert all(row.times for row in saved.rows)
@@ -296,7 +298,7 @@ def test_what_is_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
     monkeypatch.setitem(BENCHES, "widths", (rows, BENCHES["widths"][1]))
     with pytest.raises(KeyboardInterrupt):
         _run("widths", ["--quick", "--device", "cpu", "--out", str(tmp_path)])
-    assert [one.name for one in read(tmp_path / "unfinished/widths.json").rows] == ["plain"]
+    assert [one.name for one in read_report(tmp_path / "unfinished/widths.json").rows] == ["plain"]
     assert not (tmp_path / "widths.json").exists()
 
 

@@ -81,10 +81,7 @@ def step_stale_gradients(model, _x):
 
 
 MOVES = {
-    "a buffer that training updates": (
-        lambda model, x: model.train()(x),
-        "mean.mean. ns",
-    ),
+    "a buffer that training updates": (lambda model, x: model.train()(x), "mean.mean. ns"),
     "toggled on and trained": (thaw_and_train, "conv1.weight, conv1.bias"),
     "weight decay": (decay, "bn.weight"),
     "stale gradients": (step_stale_gradients, "conv1.bias"),

@@ -218,10 +218,7 @@ test_errors = refusals(
 )
 test_other_errors = refusals(
     *(
-        (
-            partial(rate_of_a_layer, lambda f: f(ONES), momentum=m),
-            "`momentum` must be at least 0",
-        )
+        (partial(rate_of_a_layer, lambda f: f(ONES), momentum=m), "`momentum` must be at least 0")
         for m in (-0.1, 1.0, inf, nan, "0.9")
     ),
     (

@@ -12,7 +12,7 @@ from tiny_results import PLAIN, STATIC, TINY_TABLE, edit, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
 from benchmarks.measure import Timing
-from benchmarks.report import Report, Row, write
+from benchmarks.report import Report, Row, write_report
 from neural_similarity.lab import cli
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import recipe_to_json
@@ -313,7 +313,7 @@ def write_costs(folder, **ratios):
     environment["recipes"] = {name: recipe_to_json(RECIPES[name]) for name in (PLAIN, STATIC)}
     facts = {"environment": environment, "quick": False, "others": 0.0, "rows": tuple(rows)}
     report = Report(bench="recipes", **facts)
-    return write(report, folder)
+    return write_report(report, folder)
 
 
 def timing(ratio, reach):

@@ -160,11 +160,7 @@ def small_map(monkeypatch):
     monkeypatch.setitem(studies.STUDIES, MAP.name, study)
 
 
-RESULTS = {
-    "tiny": make_record,
-    "adapt-known": lambda _: reproduce_study(),
-    "adapt-map": make_map,
-}
+RESULTS = {"tiny": make_record, "adapt-known": lambda _: reproduce_study(), "adapt-map": make_map}
 
 
 @pytest.mark.long

@@ -246,10 +246,7 @@ def test_images_that_would_fill_the_memory(tmp_path):
         ):
             reason = "178,956,970 pixels; scale it down" if path == huge else "pixels would become"
             match = rf"{path.name} must be an image, but .*{reason}"
-            with (
-                warnings.catch_warnings(action="error"),
-                pytest.raises(ValueError, match=match),
-            ):
+            with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=match):
                 read(path)
     scene().save(tmp_path / "large.bmp")
     content = bytearray((tmp_path / "large.bmp").read_bytes())
