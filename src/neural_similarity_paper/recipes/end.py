@@ -30,7 +30,7 @@ END = Recipe(
     padding="reflect",
     flips="alternate",
 )
-CHOSEN: dict[str, tuple[float, float]] = {"cnn": (0.4, 2.5e-4)}
+CHOSEN: dict[str, tuple[float, float]] = {"cnn": (0.4, 2.5e-4), "static-full": (0.2, 1e-3)}
 """Learning rate and decay of each arm that has been searched: results/end-search has the sheets."""
 
 
