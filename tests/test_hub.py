@@ -29,7 +29,7 @@ def test_a_network_is_read_back_from_its_folder(similarity, x, tmp_path):
     assert ns.max_difference(again, network, x) == 0
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["width"] == 0.5
-    wanted = ns.nn.layer.resolve_similarity(similarity)
+    wanted = ns.nn.text.resolve_similarity(similarity)
     assert ns.nn.parse_similarity(config["similarity"]) == wanted
     card = (tmp_path / "README.md").read_text()
     assert "library_name: neural-similarity" in card

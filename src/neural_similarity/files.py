@@ -1,38 +1,35 @@
 """One writer for every output, whole or not at all, and one reader for every input.
 
-The writer works under a hidden name beside the target, `.NAME.NUMBER.partial`, locked while it is
-in use, and renames it when its content is on the disk. A hidden name that nobody has locked is
-left from a process that was killed; the next writer of the same target removes it, and nothing
-else. Importing this loads no torch.
+The writer works under a hidden name beside the target (`hidden.py`), and renames it when its
+content is on the disk. Importing this loads no torch.
 """
 
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import os
-import re
-import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-if sys.platform != "win32":
-    import fcntl
+from neural_similarity.hidden import (
+    ADDED_BYTES,
+    ALWAYS,
+    NO_LINK,
+    PARTIAL,
+    hidden_folder,
+    hidden_name,
+    lock_file,
+)
+from neural_similarity.hidden import remove_leftovers as remove_leftovers
 
-PARTIAL = ".partial"
 MOST_BYTES, MOST_TEXT = 2 << 30, 64 << 20
 """The most bytes that a file may hold, so that an error comes before memory runs out."""
-_ADDED_BYTES = len(f"..0123456789{PARTIAL}")
-"""What a hidden name has more than the target's."""
-_ALWAYS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
-"""Flags of every opening: nothing waits for a pipe's other end or takes over a terminal."""
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _KINDS = {
     stat.S_IFREG: "regular file",
     stat.S_IFDIR: "folder",
@@ -68,7 +65,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         OSError: it cannot be written; the error names `path`.
     """
     check_target(path)
-    with _disk_errors(path), _hidden_name(path, partial(Path.touch, exist_ok=False)) as fresh:
+    with _disk_errors(path), hidden_name(path, partial(Path.touch, exist_ok=False)) as fresh:
         with fresh.open("r+b") as file:
             yield file
             file.flush()
@@ -94,7 +91,7 @@ def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
         OSError: it cannot be written, or must not be replaced.
     """
     check_target(path, folder=True)
-    with _disk_errors(path), _hidden_name(path, Path.mkdir) as fresh:
+    with _disk_errors(path), hidden_name(path, Path.mkdir) as fresh:
         yield fresh
         _rename_folder(fresh, path, replace)
         sync_path(path.parent)
@@ -141,29 +138,6 @@ def remove_folder(path: Path) -> None:
         path.rename(gone)  # The error is that another process was faster.
 
 
-@contextlib.contextmanager
-def hidden_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder, a leftover of `path` where this process is killed; then remove it."""
-    with _hidden_name(path, Path.mkdir) as folder:
-        yield folder
-        _remove_hidden(folder)
-
-
-def remove_leftovers(folder: Path, names: str) -> None:
-    """Remove what killed processes left of files and folders that were written or removed.
-
-    Args:
-        folder: where they are, or nothing.
-        names: a regular expression of the names that they would have, or had.
-    """
-    hidden = re.compile(rf"\.(?:{names})\.[1-9][0-9]*{re.escape(PARTIAL)}")
-    for other in folder.iterdir() if folder.is_dir() else ():
-        if hidden.fullmatch(other.name):
-            with contextlib.suppress(OSError), _claim_hidden(other) as mine:
-                if mine:
-                    _remove_hidden(other)
-
-
 def check_target(path: Path, *, folder: bool = False) -> None:
     """Check that `path` can be written: a regular file, or a folder, or nothing yet.
 
@@ -171,7 +145,7 @@ def check_target(path: Path, *, folder: bool = False) -> None:
         ValueError: it is anything else, as a link or a device, or its name is too long for the
             disk, hidden names included.
     """
-    most, length = _most_bytes(path) - _ADDED_BYTES, len(os.fsencode(path.name))
+    most, length = _most_bytes(path) - ADDED_BYTES, len(os.fsencode(path.name))
     if length > most:
         raise ValueError(f"{path} must have a name of at most {most} bytes, got {length}")
     with contextlib.suppress(FileNotFoundError):
@@ -184,64 +158,6 @@ def _most_bytes(path: Path) -> int:
     if not hasattr(os, "pathconf"):  # On Windows.
         return 255
     return os.pathconf(next(f for f in path.absolute().parents if f.is_dir()), "PC_NAME_MAX")
-
-
-def _hidden_path(path: Path, number: int) -> Path:
-    return path.with_name(f".{path.name}.{number}{PARTIAL}")
-
-
-@contextlib.contextmanager
-def _hidden_name(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """Make a file or folder beside `path` for this writer alone; after an error it is gone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path.parent, re.escape(path.name))
-    for number in itertools.count(os.getpid()):  # Threads, and containers, have one in common.
-        fresh = _hidden_path(path, number)
-        try:
-            make(fresh)
-        except FileExistsError:
-            continue
-        with _claim_hidden(fresh) as mine:
-            if mine is False:
-                continue
-            try:
-                yield fresh
-            except BaseException:
-                _remove_hidden(fresh)
-                raise
-            return
-
-
-@contextlib.contextmanager
-def _claim_hidden(path: Path) -> Iterator[bool | None]:
-    """Lock a hidden name; False where another process has it, None where there are no locks."""
-    if sys.platform == "win32":
-        yield None
-        return
-    try:
-        descriptor = os.open(path, os.O_RDONLY | _ALWAYS | _NO_LINK)
-    except FileNotFoundError:  # Another process took it for a leftover.
-        yield False
-        return
-    try:
-        yield _lock_matches(descriptor, path)
-    finally:
-        os.close(descriptor)
-
-
-def _lock_matches(descriptor: int, path: Path) -> bool | None:
-    """Lock what was opened at `path`, and see whether that has the name still."""
-    try:
-        lock_file(descriptor, wait=False)
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
-    except OSError:  # of file systems that have no locks
-        return None
-
-
-def _remove_hidden(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -266,12 +182,6 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def lock_file(descriptor: int, *, wait: bool) -> None:
-    """Lock an open file or folder, except on Windows; BlockingIOError where another has it."""
-    if sys.platform != "win32":
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager
@@ -307,7 +217,7 @@ def locked_folder(path: Path) -> Iterator[None]:
 def _open_append(path: Path) -> BinaryIO:
     check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _ALWAYS | _NO_LINK
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | ALWAYS | NO_LINK
     return os.fdopen(os.open(path, flags, 0o666), "ab")
 
 
@@ -329,7 +239,7 @@ def open_file(path: Path, *, within: Path | None = None) -> BufferedReader:
         real = path if within is None else path.resolve()
         if within is not None and not real.is_relative_to(within.resolve()):
             raise ValueError(f"{path} must lie in {within}, got a link to {real}")
-        flags = os.O_RDONLY | _ALWAYS | (_NO_LINK if within else 0)
+        flags = os.O_RDONLY | ALWAYS | (NO_LINK if within else 0)
         file = os.fdopen(os.open(real, flags), "rb")
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path} is missing") from None

@@ -17,7 +17,7 @@ from neural_similarity.conversion.adapter_saving import ADAPTER as ADAPTER
 from neural_similarity.conversion.where import Parts
 from neural_similarity.models import build
 from neural_similarity.nn import Similarity, SimilarityName, format_similarity
-from neural_similarity.nn.layer import resolve_similarity
+from neural_similarity.nn.text import resolve_similarity
 
 try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin, hf_hub_download

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity import testing
+from neural_similarity.conversion.planning import starts_at_identity
 from neural_similarity.nn import Geometry, format_similarity, parse_similarity
-from neural_similarity.nn.similarity import starts_at_identity
 
 GEOMETRY = Geometry(4, 6, (2, 3), (1, 1), (1, 1), (1, 1))
 TAPS = GEOMETRY.taps

@@ -13,8 +13,8 @@ import torch
 from compiler import in_c
 from torch.testing import assert_close
 
-from neural_similarity.files import hidden_folder
 from neural_similarity.functional import similarity_conv2d
+from neural_similarity.hidden import hidden_folder
 from neural_similarity.ops import declines
 from neural_similarity.ops.native import compiling
 

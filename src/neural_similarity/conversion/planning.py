@@ -21,20 +21,18 @@ from neural_similarity.conversion.where import (
     matches_glob,
     plain_modules,
 )
-from neural_similarity.nn import Dynamic, Geometry, sharing
+from neural_similarity.nn import Dynamic, Geometry, Static, StructureModule, sharing
 from neural_similarity.nn.layer import (
     LAYER_CLASSES,
-    check_ready,
     counterpart,
     geometry_of,
     has_similarity,
-    is_made_by,
     replaced_forward,
 )
-from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.modes import check_module, is_made_by
 from neural_similarity.nn.own_forward import UnusualForward
 from neural_similarity.nn.recurrent import lstm_geometries
-from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars, starts_at_identity
+from neural_similarity.nn.similarity import MOST_SCALARS, check_ready, predicted_scalars
 from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.text import Similarity, SimilarityName, required_similarity
 
@@ -278,6 +276,37 @@ def _misfit_reason(
     if predicted > MOST_SCALARS and where is None:
         return f"would predict {predicted} numbers per position; name it in `where` to allow that"
     return None
+
+
+@torch.no_grad()
+def starts_at_identity(similarity: Static | Dynamic, geometry: Geometry) -> bool:
+    """Whether a layer of this geometry starts at M = I, as the plain layer.
+
+    Raises:
+        ValueError: the structure does not fit the layer, or makes an M of another size.
+    """
+    if similarity.init != "identity":
+        return False
+    with torch.device("cpu"):
+        structure = similarity.structure.build(geometry)
+        zero = isinstance(similarity, Dynamic)
+        raw = torch.zeros(structure.scalars) if zero else structure.initial()
+        m = structure(raw[None])[0]
+        one = torch.eye(m.shape[-1]) if _is_matrix(m, structure, geometry) else torch.ones_like(m)
+        return torch.allclose(m, one.expand_as(m), atol=1e-6)
+
+
+def _is_matrix(m: Tensor, structure: StructureModule, geometry: Geometry) -> bool:
+    """Whether M, after the axis of its blocks if it has one, is a matrix, not a diagonal."""
+    blocks = () if structure.blocks is None else (structure.blocks[1],)
+    taps = geometry.taps
+    sizes = (taps, taps * geometry.in_channels // geometry.groups)
+    if tuple(m.shape) not in {(*blocks, *[n] * dims) for n in sizes for dims in (1, 2)}:
+        raise ValueError(
+            f"M must be {(*blocks, taps)} or {(*blocks, taps, taps)} for {taps} taps, "
+            f"got {tuple(m.shape)} from {structure}"
+        )
+    return m.dim() == len(blocks) + 2
 
 
 def check_plan(

@@ -9,9 +9,8 @@ from torch import nn
 from neural_similarity.choices import require_least, require_positive
 from neural_similarity.models.blocks import conv_block, has_pool
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
-from neural_similarity.nn.layer import check_ready, resolve_similarity
-from neural_similarity.nn.similarity import MOST_SCALARS, predicted_scalars
-from neural_similarity.nn.text import Similarity, SimilarityName
+from neural_similarity.nn.similarity import MOST_SCALARS, check_ready, predicted_scalars
+from neural_similarity.nn.text import Similarity, SimilarityName, resolve_similarity
 
 MOST_WIDTH = 1_000
 """Largest factor on channels: tens of thousands of channels need hundreds of gigabytes."""

@@ -43,11 +43,11 @@ from neural_similarity.nn.structure import PositiveSemidefinite as PositiveSemid
 from neural_similarity.nn.structure import Structure as Structure
 from neural_similarity.nn.structure import StructureModule as StructureModule
 from neural_similarity.nn.structure import Symmetric as Symmetric
-from neural_similarity.nn.structure import Unshared as Unshared
-from neural_similarity.nn.structure import Unstructured as Unstructured
 from neural_similarity.nn.text import Similarity as Similarity
 from neural_similarity.nn.text import SimilarityName as SimilarityName
 from neural_similarity.nn.text import format_similarity as format_similarity
 from neural_similarity.nn.text import parse_similarity as parse_similarity
+from neural_similarity.nn.unshared import Unshared as Unshared
+from neural_similarity.nn.unshared import Unstructured as Unstructured
 
 __dir__ = _public_names(__name__)

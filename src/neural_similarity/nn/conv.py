@@ -11,7 +11,7 @@ from neural_similarity.nn.compact import compact_layer
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import Plain, SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.linear import Kernel
-from neural_similarity.nn.own_forward import extended_class, predicted_convolution
+from neural_similarity.nn.own_forward import extended_class
 from neural_similarity.nn.similarity import DynamicSimilarity, StaticSimilarity
 from neural_similarity.nn.text import Similarity, SimilarityName
 
@@ -67,10 +67,10 @@ class _Convolution(SimilarityLayer[Plain]):
 
     def dynamic_forward(self, x: Tensor, similarity: DynamicSimilarity) -> Tensor:
         """The convolution with a predicted M."""
-        layer, built = cast(_ConvNd, self), similarity.geometry
+        layer = cast(_ConvNd, self)
         weight = layer.weight
-        _check_unchanged(layer, weight, built)
-        return predicted_convolution(x, weight, layer.bias, similarity)
+        _check_unchanged(layer, weight, similarity.geometry)
+        return similarity.convolve_maps(x, weight, layer.bias)
 
     def fold(self) -> nn.Module:
         """Turn the layer into torch's in place, or return a smaller one: `compact_layer`."""

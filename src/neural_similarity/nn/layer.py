@@ -1,7 +1,7 @@
 """The base of all layers with a similarity, and their exchange for torch's own."""
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from copy import deepcopy
 from functools import wraps
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.modes import evaluation_mode
+from neural_similarity.nn.modes import evaluation_mode, is_made_by
 from neural_similarity.nn.similarity import StaticSimilarity
-from neural_similarity.nn.text import Similarity, SimilarityName, parse_similarity
+from neural_similarity.nn.text import Similarity, SimilarityName, resolve_similarity
 from neural_similarity.ops import require_tensors
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
@@ -199,18 +199,6 @@ def register(kind: Registered) -> Registered:
     return kind
 
 
-def resolve_similarity(similarity: Any) -> Similarity | nn.Module | None:
-    """The spec or module that a `similarity` argument means."""
-    if isinstance(similarity, str):
-        return parse_similarity(similarity)
-    if similarity is None or isinstance(similarity, nn.Module | Similarity):
-        return similarity
-    raise ValueError(
-        "`similarity` must be None, a name, an ns.Static or ns.Dynamic, or a module, "
-        f"got {similarity!r}"
-    )
-
-
 def equip_layer(layer: nn.Module, similarity: Similarity | SimilarityName) -> SimilarityLayer:
     """Turn a torch layer into ours in place; parameters, hooks and references to it stay."""
     return become_ours(layer).with_similarity(similarity)
@@ -311,16 +299,13 @@ def counterpart_of(layer: nn.Module) -> type[SimilarityLayer]:
 def check_exact(layer: SimilarityLayer) -> None:
     """Raise a `ValueError` where torch's class would drop what a subclass adds."""
     kind = unparametrized_class(layer)
-    exact = next((base for base in kind.__mro__ if _is_counterpart(base)), kind)
+    counterparts = (b for b in kind.__mro__ if counterpart(getattr(b, "plain", b)) is b)
+    exact = next(counterparts, kind)
     if not adds_nothing(kind, exact):
         raise ValueError(
             f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
             f"{layer.plain.__name__}, got a {kind.__name__}"
         )
-
-
-def _is_counterpart(kind: type[nn.Module]) -> bool:
-    return counterpart(getattr(kind, "plain", kind)) is kind
 
 
 def _check_real(parameter: nn.Parameter, similarity: Any) -> None:
@@ -341,15 +326,6 @@ def _check_current(module: nn.Module, name: str) -> None:
         )
 
 
-def check_ready(similarity: Similarity | nn.Module | None, layers: Collection[str]) -> None:
-    """Raise a `ValueError` where several layers would share one module as their predictor."""
-    if isinstance(getattr(similarity, "predictor", None), nn.Module) and len(layers) > 1:
-        raise ValueError(
-            f"`predictor` must make a module for each layer, got one module for {len(layers)}: "
-            f"{', '.join(layers)}"
-        )
-
-
 def has_similarity(module: nn.Module) -> bool:
     """Whether a module is a layer with a similarity in it."""
     return isinstance(module, SimilarityLayer) and module.similarity is not None
@@ -358,11 +334,6 @@ def has_similarity(module: nn.Module) -> bool:
 def is_dynamic(module: nn.Module) -> bool:
     """Whether a module is a layer that no plain layer equals."""
     return isinstance(module, SimilarityLayer) and not module.foldable()
-
-
-def is_made_by(tool: str, thing: object) -> bool:
-    """Whether the class of a thing, or a base of it, comes from the package `tool`."""
-    return any(kind.__module__.split(".")[0] == tool for kind in type(thing).__mro__)
 
 
 def _refuse_wrappers(outer: nn.Module, name: str, layer: nn.Module | None) -> None:

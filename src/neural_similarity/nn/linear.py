@@ -8,9 +8,8 @@ from torch.nn import functional as F
 
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.layer import SimilarityLayer, fx_leaf, register
-from neural_similarity.nn.similarity import DynamicSimilarity
+from neural_similarity.nn.similarity import DynamicSimilarity, check_type
 from neural_similarity.nn.text import Similarity, SimilarityName
-from neural_similarity.ops.window import autocast_dtype
 
 
 @register
@@ -113,12 +112,3 @@ def dynamic_linear(
     rows = x.reshape(-1, 1, x.shape[-1])
     y = similarity.convolve(rows, weight.unsqueeze(1), bias)
     return y.reshape(*x.shape[:-1], len(weight))
-
-
-def check_type(x: Tensor, weight: Tensor) -> None:
-    """Check the input's dtype and device against the kernel's, before the predictor runs."""
-    if x.device != weight.device:
-        raise ValueError(f"`input` must be on the kernel's {weight.device}, got {x.device}")
-    same = x.dtype == weight.dtype or autocast_dtype(x) == autocast_dtype(weight)
-    if not same or not x.is_floating_point():
-        raise ValueError(f"`input` must have the kernel's dtype {weight.dtype}, got {x.dtype}")

@@ -115,3 +115,8 @@ def has_hooks(module: nn.Module) -> bool:
     """Whether a hook sees the module's calls, one of its own or one of all modules."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
     return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())
+
+
+def is_made_by(tool: str, thing: object) -> bool:
+    """Whether the class of a thing, or a base of it, comes from the package `tool`."""
+    return any(kind.__module__.split(".")[0] == tool for kind in type(thing).__mro__)

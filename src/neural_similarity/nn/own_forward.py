@@ -28,7 +28,6 @@ from neural_similarity.nn.layer import (
     counterpart_of,
     fx_leaf,
 )
-from neural_similarity.nn.linear import check_type
 from neural_similarity.nn.modes import evaluation_mode, preserving_state
 from neural_similarity.nn.similarity import DynamicSimilarity
 
@@ -59,27 +58,7 @@ class ConvCall:
         if self.geometry != similarity.geometry:
             built = similarity.geometry
             raise ValueError(f"the layer's convolution must stay {built}, got {self.geometry}")
-        return predicted_convolution(x, self.weight, self.bias, similarity)
-
-
-def predicted_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, similarity: DynamicSimilarity
-) -> Tensor:
-    """The convolution of x, batched or not, with an M predicted from it.
-
-    Raises:
-        ValueError: x has another shape, type or device than `weight` asks for.
-    """
-    dims, channels = weight.dim() - 2, similarity.geometry.in_channels
-    if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
-        raise ValueError(
-            f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, "
-            f"got {tuple(x.shape)}"
-        )
-    check_type(x, weight)
-    if x.dim() == dims + 1:
-        return similarity.convolve(x[None], weight, bias)[0]
-    return similarity.convolve(x, weight, bias)
+        return similarity.convolve_maps(x, self.weight, self.bias)
 
 
 class _Intercepted(TorchFunctionMode):

@@ -1,5 +1,6 @@
 """The two kinds of similarity: static, learned with the kernel, and dynamic, predicted from x."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol, get_args, runtime_checkable
@@ -134,37 +135,6 @@ def predicted_scalars(similarity: Static | Dynamic, geometry: Geometry) -> int:
     return scalars if isinstance(similarity, Dynamic) else 0
 
 
-@torch.no_grad()
-def starts_at_identity(similarity: Static | Dynamic, geometry: Geometry) -> bool:
-    """Whether a layer of this geometry starts at M = I, as the plain layer.
-
-    Raises:
-        ValueError: the structure does not fit the layer, or makes an M of another size.
-    """
-    if similarity.init != "identity":
-        return False
-    with torch.device("cpu"):
-        structure = similarity.structure.build(geometry)
-        zero = isinstance(similarity, Dynamic)
-        raw = torch.zeros(structure.scalars) if zero else structure.initial()
-        m = structure(raw[None])[0]
-        one = torch.eye(m.shape[-1]) if _is_matrix(m, structure, geometry) else torch.ones_like(m)
-        return torch.allclose(m, one.expand_as(m), atol=1e-6)
-
-
-def _is_matrix(m: Tensor, structure: StructureModule, geometry: Geometry) -> bool:
-    """Whether M, after the axis of its blocks if it has one, is a matrix, not a diagonal."""
-    blocks = () if structure.blocks is None else (structure.blocks[1],)
-    taps = geometry.taps
-    sizes = (taps, taps * geometry.in_channels // geometry.groups)
-    if tuple(m.shape) not in {(*blocks, *[n] * dims) for n in sizes for dims in (1, 2)}:
-        raise ValueError(
-            f"M must be {(*blocks, taps)} or {(*blocks, taps, taps)} for {taps} taps, "
-            f"got {tuple(m.shape)} from {structure}"
-        )
-    return m.dim() == len(blocks) + 2
-
-
 class StaticSimilarity(nn.Module):
     """A learned M; it folds into a layer's kernel."""
 
@@ -289,6 +259,23 @@ class DynamicSimilarity(nn.Module):
         with evaluation_mode(self.predictor):
             self._predict_raw(self.structure, x, self.geometry.output_size(x.shape[2:]))
 
+    def convolve_maps(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`convolve` of x, batched or not.
+
+        Raises:
+            ValueError: x has another shape, type or device than `weight` asks for.
+        """
+        dims, channels = weight.dim() - 2, self.geometry.in_channels
+        if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
+            raise ValueError(
+                f"`input` must be (n, {channels}, *size) or ({channels}, *size) of {dims} sizes, "
+                f"got {tuple(x.shape)}"
+            )
+        check_type(x, weight)
+        if x.dim() == dims + 1:
+            return self.convolve(x[None], weight, bias)[0]
+        return self.convolve(x, weight, bias)
+
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of x (n, c, *size) with M between `weight` and the patches.
 
@@ -313,6 +300,24 @@ class DynamicSimilarity(nn.Module):
     def extra_repr(self) -> str:
         """The spec, and how many numbers are predicted."""
         return f"{self.spec!r}, {self.structure.scalars} scalars a position"
+
+
+def check_type(x: Tensor, weight: Tensor) -> None:
+    """Check the input's dtype and device against the kernel's, before the predictor runs."""
+    if x.device != weight.device:
+        raise ValueError(f"`input` must be on the kernel's {weight.device}, got {x.device}")
+    same = x.dtype == weight.dtype or autocast_dtype(x) == autocast_dtype(weight)
+    if not same or not x.is_floating_point():
+        raise ValueError(f"`input` must have the kernel's dtype {weight.dtype}, got {x.dtype}")
+
+
+def check_ready(similarity: object, layers: Collection[str]) -> None:
+    """Raise a `ValueError` where several layers would share one module as their predictor."""
+    if isinstance(getattr(similarity, "predictor", None), nn.Module) and len(layers) > 1:
+        raise ValueError(
+            f"`predictor` must make a module for each layer, got one module for {len(layers)}: "
+            f"{', '.join(layers)}"
+        )
 
 
 def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int) -> nn.Module:

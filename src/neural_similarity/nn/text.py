@@ -7,6 +7,8 @@ A text is a name of `SIMILARITIES` or the constructor call that `repr` prints, s
 import ast
 from typing import Any, Literal
 
+from torch import nn
+
 from neural_similarity.choices import nearest_name
 from neural_similarity.nn.affine import Affine
 from neural_similarity.nn.cheap import Light, Pooled
@@ -20,20 +22,35 @@ from neural_similarity.nn.structure import (
     Full,
     LowRank,
     PositiveSemidefinite,
+    Structure,
     Symmetric,
-    Unshared,
-    Unstructured,
 )
+from neural_similarity.nn.unshared import Unshared, Unstructured
 
 Similarity = Static | Dynamic
 SimilarityName = Literal[
     "none", "static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"
 ]
 """The names of `SIMILARITIES`, so that type checkers find a misspelt one."""
-STRUCTURE_CLASSES = (
-    Diagonal, Full, LowRank, Symmetric, PositiveSemidefinite, Unstructured, Unshared,
-    Masked, Dilation, Sparse, Select, Shift, Affine,
-)  # fmt: skip
+STRUCTURES: dict[str, Structure] = {
+    "Diagonal": Diagonal(),
+    "Full": Full(),
+    "LowRank": LowRank(rank=2),
+    "Symmetric": Symmetric(),
+    "PositiveSemidefinite": PositiveSemidefinite(),
+    "Unstructured": Unstructured(),
+    "Unshared (channels)": Unshared(Full(), channels=2),
+    "Unshared (filters)": Unshared(Diagonal(), filters=2),
+    "Masked": Masked(Full()),
+    "Masked (continuous)": Masked(Diagonal(), continuous=True),
+    "Dilation": Dilation(rate=2),
+    "Sparse": Sparse(keep=5),
+    "Select": Select(),
+    "Shift": Unshared(Shift(), channels="each"),
+    "Affine": Affine(),
+}
+"""Examples of every structure: texts may name their classes, and the laws are tested with them."""
+STRUCTURE_CLASSES = tuple(dict.fromkeys([*map(type, STRUCTURES.values()), Shift]))
 PREDICTORS = (SphereNet, CNN, Shared, Pooled, Light)
 SPECS = {spec.__name__: spec for spec in (Static, Dynamic, *STRUCTURE_CLASSES, *PREDICTORS)}
 """The dataclasses that a text may name."""
@@ -75,6 +92,18 @@ def required_similarity(similarity: object) -> Similarity:
     if not isinstance(spec, Similarity):
         raise ValueError(f"`similarity` must be a name or spec of a similarity, got {similarity!r}")
     return spec
+
+
+def resolve_similarity(similarity: Any) -> Similarity | nn.Module | None:
+    """The spec or module that a `similarity` argument means."""
+    if isinstance(similarity, str):
+        return parse_similarity(similarity)
+    if similarity is None or isinstance(similarity, nn.Module | Similarity):
+        return similarity
+    raise ValueError(
+        "`similarity` must be None, a name, an ns.Static or ns.Dynamic, or a module, "
+        f"got {similarity!r}"
+    )
 
 
 def format_similarity(similarity: Similarity | None, *, complete: bool = False) -> str:

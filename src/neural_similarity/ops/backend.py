@@ -5,12 +5,12 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from neural_similarity.choices import require_known
-from neural_similarity.ops import columns, native, triton
+from neural_similarity.ops import eager, native, triton
 from neural_similarity.ops.operands import Implementation, Operands
 
 Backend = Literal["auto", "triton", "compiled", "eager", "reference"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
-ENTRIES = {entry.name: entry for entry in (triton.ENTRY, native.ENTRY, columns.ENTRY)}
+ENTRIES = {entry.name: entry for entry in (triton.ENTRY, native.ENTRY, eager.ENTRY)}
 """The backends that compute the registered operators, fastest first; the last never declines."""
 _IMPLEMENTATIONS = {
     (entry.name, full): entry.way(full) for entry in ENTRIES.values() for full in (False, True)

@@ -31,42 +31,6 @@ class Window(NamedTuple):
         sizes = zip(input_size, *self, strict=True)
         return tuple([(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes])
 
-    def interior_view(self, padded: Tensor) -> Tensor:
-        """View of `padded` (n, *padded, c) without its border."""
-        for dim, p in enumerate(self.padding, start=1):
-            padded = padded.narrow(dim, p, padded.shape[dim] - 2 * p)
-        return padded
-
-    def patch_view(self, padded: Tensor) -> Tensor:
-        """View (n, *output, *kernel, c) of a padded, channels-last input: nothing is copied."""
-        dims = len(self.kernel_size)
-        view = padded
-        for dim, (k, s, d) in enumerate(
-            zip(self.kernel_size, self.stride, self.dilation, strict=True), start=1
-        ):
-            view = view.unfold(dim, d * (k - 1) + 1, s)[..., ::d]
-        return view.movedim(1 + dims, -1)
-
-    def rows_view(self, padded: Tensor, rows: slice) -> Tensor:
-        """View of the part of `padded` that the output's `rows`, of its first dimension, see."""
-        reach = self.dilation[0] * (self.kernel_size[0] - 1) + 1
-        size = (rows.stop - rows.start - 1) * self.stride[0] + reach
-        return padded.narrow(1, rows.start * self.stride[0], max(size, 0))
-
-    def scatter_columns(self, padded: Tensor, columns: Tensor) -> None:
-        """Add the taps of `columns` (N, K, c) onto `padded`, in place: `patches` transposed."""
-        targets = _unbind_taps(self.patch_view(padded), len(self.kernel_size))
-        for target, tap in zip(targets, columns.unbind(1), strict=True):
-            target += tap.view(target.shape)
-
-
-def _unbind_taps(patches: Tensor, dims: int) -> list[Tensor]:
-    """The K tensors (n, *output, c) of patches (n, *output, *kernel, c), as views."""
-    taps = [patches]
-    for _ in range(dims):
-        taps = [view for tap in taps for view in tap.unbind(1 + dims)]
-    return taps
-
 
 def make_window(
     kernel_size: Sequence[int],

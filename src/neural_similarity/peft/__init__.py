@@ -4,6 +4,7 @@ Importing this does not import PEFT, which takes seconds: what PEFT needs to kno
 registered once something imports PEFT. Names are imported when they are first used.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -27,12 +28,19 @@ _HOMES = {
 }
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 _require_installed("peft", "ns.peft", "peft")
-_when_imported("peft", lambda _: _import_module(f"{__name__}.tuner"))
+_when_imported("peft", lambda _: _register_tuner())
+
+
+def _register_tuner() -> None:
+    """Import the tuner, which registers itself, unless a part of it is what imports PEFT."""
+    if f"{__name__}.config" not in _sys.modules:
+        _import_module(f"{__name__}.tuner")
 
 
 def __getattr__(name: str) -> _Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _import_module(f"{__name__}.tuner")
     return getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

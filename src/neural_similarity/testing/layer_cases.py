@@ -9,51 +9,20 @@ from torch import Tensor
 
 from neural_similarity.nn import (
     LSTM,
-    Affine,
     Conv1d,
     Conv2d,
     Conv3d,
     ConvTranspose2d,
-    Diagonal,
-    Dilation,
     Dynamic,
-    Full,
     Linear,
-    LowRank,
-    Masked,
-    PositiveSemidefinite,
-    Select,
-    Shift,
     SimilarityLayer,
-    Sparse,
     SphereNet,
     Static,
-    Symmetric,
-    Unshared,
-    Unstructured,
 )
 from neural_similarity.nn.predictor import Predictor
 from neural_similarity.nn.structure import Structure
+from neural_similarity.nn.text import STRUCTURES as STRUCTURES
 from neural_similarity.nn.text import Similarity
-
-STRUCTURES: dict[str, Structure] = {
-    "Diagonal": Diagonal(),
-    "Full": Full(),
-    "LowRank": LowRank(rank=2),
-    "Symmetric": Symmetric(),
-    "PositiveSemidefinite": PositiveSemidefinite(),
-    "Unstructured": Unstructured(),
-    "Unshared (channels)": Unshared(Full(), channels=2),
-    "Unshared (filters)": Unshared(Diagonal(), filters=2),
-    "Masked": Masked(Full()),
-    "Masked (continuous)": Masked(Diagonal(), continuous=True),
-    "Dilation": Dilation(rate=2),
-    "Sparse": Sparse(keep=5),
-    "Select": Select(),
-    "Shift": Unshared(Shift(), channels="each"),
-    "Affine": Affine(),
-}
-"""A representative of every structure."""
 
 Make = Callable[[Similarity | None], SimilarityLayer]
 LAYERS: dict[str, tuple[Make, tuple[int, ...]]] = {

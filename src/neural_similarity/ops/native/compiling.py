@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from neural_similarity.files import hidden_folder, read_bytes, remove_leftovers, sync_path
+from neural_similarity.files import read_bytes, sync_path
+from neural_similarity.hidden import hidden_folder, remove_leftovers
 
 log = logging.getLogger(__name__)
 _FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fopenmp", "-fPIC", "-shared")
