@@ -109,11 +109,17 @@ def test_inputs_that_are_padded_first(options):
 @both_kinds
 @pytest.mark.parametrize(
     "predictor",
-    [ns.SphereNet(normalize="input"), ns.SphereNet(hidden=5, last_kernel_size=1, eps=1.0)],
+    [
+        ns.SphereNet(normalize="input"),
+        ns.SphereNet(hidden=5, last_kernel_size=1, eps=1.0),
+        ns.Light(),
+        ns.Light(reduction=1),
+    ],
     ids=str,
 )
 def test_predictors(predictor, kind):
-    compare(layer_for(kind, predictor=predictor), maps())
+    for geometry in ((), (2, 1), (1, 2, 2)):
+        compare(layer_for(kind, (4, 6), 3, *geometry, predictor=predictor), maps())
 
 
 @pytest.mark.parametrize("kind", [ns.Conv1d, ns.Conv3d])
@@ -173,9 +179,10 @@ def test_extreme_inputs(scale):
 
 
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient and is not a double precision")
+@pytest.mark.parametrize("predictor", [ns.SphereNet(hidden=2, last_kernel_size=1), ns.Light()])
 @both_kinds
-def test_derivatives_of_both_orders(kind):
-    layer = layer_for(kind, (1, 2), (2, 1), predictor=ns.SphereNet(hidden=2, last_kernel_size=1))
+def test_derivatives_of_both_orders(kind, predictor):
+    layer = layer_for(kind, (1, 2), (2, 1), predictor=predictor)
     names = [name for name, _ in layer.named_parameters()]
 
     def output(x, *parameters):
@@ -281,6 +288,7 @@ def test_global_hooks_see_the_modules():
     [
         {"predictor": ns.CNN()},
         {"predictor": ns.Pooled()},
+        {"predictor": ns.Light(bound=None)},
         {"predictor": ns.SphereNet(batch_norm=True)},
         {"predictor": ns.SphereNet(resolution=2)},
         {"predictor": ns.SphereNet(per_image=True)},

@@ -94,19 +94,27 @@ class Light(Spec):
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
         """The predictor module for a layer of this geometry."""
-        return _Light(self, geometry, scalars)
+        return LightModule(self, geometry, scalars)
 
 
-class _Light(nn.Module):
+class LightModule(nn.Module):
+    """The module of `Light`."""
+
     def __init__(self, spec: Light, geometry: Geometry, scalars: int):
         super().__init__()
+        self.spec = spec
         self.bound: Bound | None = spec.bound
         self.geometry = geometry
         conv, window = CONV_LAYERS[len(geometry.kernel_size)], geometry.window
-        hidden = max(8, geometry.in_channels // spec.reduction)
+        hidden = self.hidden_channels(spec, geometry)
         self.first = conv(geometry.in_channels, hidden, 1, bias=False)
         self.last = conv(hidden, scalars, *window)
         self.reset_parameters()
+
+    @staticmethod
+    def hidden_channels(spec: Light, geometry: Geometry) -> int:
+        """Channels between the convolutions."""
+        return max(8, geometry.in_channels // spec.reduction)
 
     def reset_parameters(self) -> None:
         """Initialise both kernels again."""

@@ -1,10 +1,12 @@
-"""Dynamic similarities whose layer is one operator: those of the default predictor."""
+"""Dynamic similarities whose layer is one operator: of the default and the light predictor."""
 
 from math import prod
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from neural_similarity.nn.cheap import Light, LightModule
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, TwoLayersModule
 from neural_similarity.nn.structure import DiagonalModule, FullModule, StructureModule
@@ -13,22 +15,28 @@ from neural_similarity.ops.operands import LayerFrame, LayerTensors
 from neural_similarity.ops.window import Window
 
 _CONV_LAYERS = tuple(CONV_LAYERS.values())
+_LIGHT_EPS = 1e-4
 
 
 def standard_frame(
     structure: StructureModule, geometry: Geometry, spec: object
 ) -> LayerFrame | None:
     """The frame of a layer's operator; None where `spec`, its predictor's, has no operator."""
-    if not geometry.spatial or not isinstance(spec, SphereNet) or type(spec) is not SphereNet:
-        return None
     known = type(structure) in (DiagonalModule, FullModule) and structure.residual
-    more = spec.batch_norm or spec.per_image or spec.bounded or spec.resolution > 1
-    if not known or more or spec.normalize == "both":
+    if not known or not geometry.spatial:
+        return None
+    frame = geometry.window, same_window(geometry.kernel_size), geometry.groups
+    full = type(structure) is FullModule
+    if type(spec) is Light and spec.bound == "tanh":
+        hidden = LightModule.hidden_channels(spec, geometry)
+        return LayerFrame(*frame, _LIGHT_EPS, (hidden * geometry.taps) ** 0.5, full, light=True)
+    if not isinstance(spec, SphereNet) or type(spec) is not SphereNet or spec.normalize == "both":
+        return None
+    if spec.batch_norm or spec.per_image or spec.bounded or spec.resolution > 1:
         return None
     factor = (geometry.in_channels * geometry.taps) ** 0.5 if spec.normalize == "rms" else 1.0
-    full = type(structure) is FullModule
     last = same_window((spec.last_kernel_size,) * len(geometry.kernel_size))
-    return LayerFrame(geometry.window, last, geometry.groups, spec.eps, factor, full)
+    return LayerFrame(frame[0], last, geometry.groups, spec.eps, factor, full, light=False)
 
 
 def standard_parts(
@@ -44,28 +52,24 @@ def standard_parts(
     The operator calls no module, so a hook, a replaced or a parametrised module declines it.
     """
     kind = FullModule if frame.full else DiagonalModule
-    if type(structure) is not kind or not structure.residual:
+    if type(structure) is not kind or not structure.residual or gain is None:
         return None
-    if type(predictor) is not TwoLayersModule or predictor.spec is not spec:
+    convolutions = _light_layers if frame.light else _sphere_layers
+    first, last = convolutions(frame, spec, predictor) or (None, None)
+    if first is None or last is None or _has_any_global_hook():
         return None
-    patch, last = predictor.patch, predictor.last
-    if type(patch) is not PatchConv or type(last) not in _CONV_LAYERS or gain is None:
-        return None
-    window = Window(last.kernel_size, last.stride, last.padding, last.dilation)
-    same = window == frame.last and last.groups == 1
-    if not same or last.padding_mode != "zeros" or _has_any_global_hook():
-        return None
-    hidden, taps = patch.weight.shape[0], prod(frame.window.kernel_size)
+    taps, hidden = prod(frame.window.kernel_size), first.weight.shape[0]
     scalars = taps**2 if frame.full else taps
+    size = (1,) * len(frame.window.kernel_size) if frame.light else frame.window.kernel_size
     fits = (
-        patch.weight.shape == (hidden, operands[0].shape[1], *frame.window.kernel_size)
+        first.weight.shape == (hidden, operands[0].shape[1], *size)
         and last.weight.shape == (scalars, hidden, *last.kernel_size)
         and (last.bias is None or last.bias.shape == (scalars,))
         and gain.shape == (scalars,)
     )
     if not fits:
         return None
-    for module in (predictor, patch, last):
+    for module in (predictor, first, last):
         if (
             module._forward_hooks
             or module._forward_pre_hooks
@@ -74,4 +78,33 @@ def standard_parts(
             or "forward" in module.__dict__
         ):
             return None
-    return LayerTensors(*operands, patch.weight, last.weight, last.bias, gain)
+    return LayerTensors(*operands, first.weight, last.weight, last.bias, gain)
+
+
+def _sphere_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any, Any] | None:
+    """The convolutions of the default predictor, if they are as it made them."""
+    if type(predictor) is not TwoLayersModule or predictor.spec is not spec:
+        return None
+    first, last = predictor.patch, predictor.last
+    return (first, last) if type(first) is PatchConv and _has_window(last, frame.last) else None
+
+
+def _light_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any, Any] | None:
+    """The convolutions of the light predictor, if they are as it made them."""
+    if type(predictor) is not LightModule or predictor.spec is not spec:
+        return None
+    first, last, ones = predictor.first, predictor.last, (1,) * len(frame.window.kernel_size)
+    pixel = Window(ones, ones, (0,) * len(ones), ones)
+    known = _has_window(first, pixel) and first.bias is None and _has_window(last, frame.window)
+    same = known and len(first.weight) * prod(last.kernel_size) == round(frame.factor**2)
+    return (first, last) if same else None
+
+
+def _has_window(layer: Any, window: Window) -> bool:
+    """Whether a layer is torch's convolution with this window alone."""
+    return (
+        type(layer) in _CONV_LAYERS
+        and (layer.kernel_size, layer.stride, layer.padding, layer.dilation) == window
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+    )

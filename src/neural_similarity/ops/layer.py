@@ -3,6 +3,9 @@ r"""The whole layer of a standard predictor as one operator, with one backward p
 $$f = s\,(\|X\|^2 + \varepsilon)^{-1/2}, \quad h = \max(0,\ f\, W_1 * x), \quad
 r = W_2 * h + b_2, \quad M = I + g\, r, \quad y = W^\top M X + b$$
 
+or with the light predictor $h = \max(0,\ W_1 * x)$, $f = s\,(\|H\|^2 + \varepsilon)^{-1/2}$ and
+$r = \tanh(f\, W_2 * h + b_2)$.
+
 It is one C call each way (`native/layer.py`), keeps x, h, r and f for backward, and computes M
 again. Derivatives of derivatives are those of the parts that the operator stands for. Programs of
 `torch.compile` see two registered operators, which eager calls do without: torch's dispatcher would
@@ -29,6 +32,7 @@ from neural_similarity.ops.window import (
     Window,
     autocast_dtype,
     autocast_enabled,
+    promote_dtype,
     without_autocast,
 )
 
@@ -105,7 +109,8 @@ def _empty_results(given: LayerTensors, frame: LayerFrame) -> tuple[Tensor, ...]
     x, output = given.x, frame.window.output_size(given.x.shape[2:])
     if min(output) < 1:
         raise ValueError(f"the window {frame.window} is larger than `input`, {tuple(x.shape)}")
-    hidden, raw = (x.new_empty(len(x), *output, len(w)) for w in (given.first, given.last))
+    hidden = x.new_empty(len(x), *(x.shape[2:] if frame.light else output), len(given.first))
+    raw = x.new_empty(len(x), *output, len(given.last))
     factors = x.new_empty(len(x), 1, *output, dtype=torch.float32)
     y = Operands(x, given.weight, factors, frame.window, frame.groups).empty_output()
     return y, hidden.movedim(-1, 1), raw.movedim(-1, 1), factors
@@ -128,11 +133,18 @@ def _composed_gradients(
 def _composed_output(given: LayerTensors, frame: LayerFrame) -> Tensor:
     """y of the parts that the operator stands for."""
     x, weight, bias, first, last, last_bias, gain = given
-    hidden = sphere_conv(
-        x, first, *frame.window[1:],
-        normalize="input", eps=frame.eps, factor=frame.factor, rectified=True,
-    )  # fmt: skip
-    raw = CONVOLUTIONS[x.dim() - 2](hidden, last, last_bias, *frame.last[1:])
+    convolve: Any = CONVOLUTIONS[x.dim() - 2]
+    options: Any = {"normalize": "input", "eps": frame.eps, "factor": frame.factor}
+    if frame.light:
+        hidden = convolve(x, first).relu()
+        raw = sphere_conv(hidden, last, *frame.window[1:], **options)
+        if last_bias is not None:
+            raw = raw + last_bias.to(raw.dtype).view(-1, *[1] * (x.dim() - 2))
+        raw = promote_dtype(raw).tanh()
+    else:
+        geometry = frame.window[1:]
+        hidden = sphere_conv(x, first, *geometry, rectified=True, **options)
+        raw = convolve(hidden, last, last_bias, *frame.last[1:])
     taps = frame.window.taps
     m = apply_gain(raw, gain, taps + 1 if frame.full else 1)
     m = m.unflatten(1, (taps, taps)) if frame.full else m
@@ -145,9 +157,9 @@ def _plain_values(frame: LayerFrame) -> tuple[Any, ...]:
     return *frame.window[1:], *frame[2:]
 
 
-def _frame_of(first: Tensor, last: Tensor, *values: Any) -> LayerFrame:
-    window = Window(tuple(first.shape[2:]), *map(tuple, values[:3]))
-    return LayerFrame(window, same_window(tuple(last.shape[2:])), *values[3:])
+def _frame_of(given: LayerTensors, *values: Any) -> LayerFrame:
+    window = Window(tuple(given.weight.shape[2:]), *map(tuple, values[:3]))
+    return LayerFrame(window, same_window(tuple(given.last.shape[2:])), *values[3:])
 
 
 def same_window(kernel_size: tuple[int, ...]) -> Window:
@@ -158,17 +170,17 @@ def same_window(kernel_size: tuple[int, ...]) -> Window:
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
     given = LayerTensors(*arguments[:7])
-    return _empty_results(given, _frame_of(given.first, given.last, *arguments[7:]))
+    return _empty_results(given, _frame_of(given, *arguments[7:]))
 
 
 def _forward_body(*arguments: Any) -> tuple[Tensor, ...]:
     given = LayerTensors(*arguments[:7])
-    return tuple(_run_forward(given, _frame_of(given.first, given.last, *arguments[7:])))
+    return tuple(_run_forward(given, _frame_of(given, *arguments[7:])))
 
 
 def _backward_body(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     given, kept, needs = LayerTensors(*arguments[:7]), arguments[7:10], arguments[-1]
-    frame = _frame_of(given.first, given.last, *arguments[10:-1])
+    frame = _frame_of(given, *arguments[10:-1])
     gradients = native.backward(grad, given, kept, frame, needs)
     return tuple([grad.new_empty(0) if g is None else g for g in gradients])
 
@@ -187,7 +199,7 @@ _PARTS = (
 _KEPT = "Tensor hidden, Tensor raw, Tensor factors"
 _FRAME = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, float eps, "
-    "float factor, bool full"
+    "float factor, bool full, bool light"
 )
 _forward_op = register_operator(
     "predicted_conv",

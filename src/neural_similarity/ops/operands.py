@@ -80,6 +80,8 @@ class LayerFrame(NamedTuple):
     factor: float
     """s: 1, or √N for patches over their root mean square."""
     full: bool
+    light: bool
+    """Whether the predictor is `Light`, whose first convolution is 1×1 and whose second has s."""
 
 
 class LayerTensors(NamedTuple):

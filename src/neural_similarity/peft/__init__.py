@@ -28,13 +28,15 @@ _HOMES = {
 }
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 _require_installed("peft", "ns.peft", "peft")
-_when_imported("peft", lambda _: _register_tuner())
 
 
 def _register_tuner() -> None:
     """Import the tuner, which registers itself, unless a part of it is what imports PEFT."""
     if f"{__name__}.config" not in _sys.modules:
         _import_module(f"{__name__}.tuner")
+
+
+_when_imported("peft", lambda _: _register_tuner())
 
 
 def __getattr__(name: str) -> _Any:

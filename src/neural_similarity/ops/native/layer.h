@@ -2,6 +2,10 @@
 
        f = scale / |X|, h = relu(f W1 * x), r = W2 * h + b2, M = I + gain r, y = W M X + b
 
+   or, if it is `light`, of the light one, which scales behind its second convolution:
+
+       h = relu(W1 * x), f = scale / |H|, r = tanh(f W2 * h + b2)
+
    Convolutions without M are the operator with m = 0. Everything is channels-last inside; a map or
    kernel whose channels come first is laid out again on its way in, and its gradient on its way
    out. See operators.c. */
@@ -46,9 +50,21 @@ static void NAME(sum_rows)(int64_t rows, int64_t columns, const T *from, T *to) 
     }
 }
 
-/* Sizes of a layer: positions and pixels of the batch, channels, filters, hidden channels, scalars,
-   numbers of the three kernels. */
-struct NAME(sizes) { int64_t n, places, pixels, c, o, h, s, w, w1, w2, work; };
+/* r = tanh(f y + bias) of `places` rows. */
+static void NAME(bound)(int64_t places, int64_t columns, const T *y, const float *factors,
+                        const T *bias, T *raw) {
+    for (int64_t p = 0; p < places; p++, y += columns, raw += columns)
+        for (int64_t i = 0, some; i < columns; i += LANES) {
+            some = columns - i;
+            vector v = factors[p] * NAME(load_some)(y + i, some);
+            if (bias) v += NAME(load_some)(bias + i, some);
+            NAME(store_some)(raw + i, tanh_of(v), some);
+        }
+}
+
+/* Sizes of a layer: images, positions and pixels of the batch, channels, filters, hidden channels,
+   scalars; numbers of the three kernels, of h and of the work space in bytes. */
+struct NAME(sizes) { int64_t n, places, pixels, c, o, h, s, w, w1, w2, hidden, work; };
 
 static struct NAME(sizes) NAME(sizes_of)(const struct layer *l) {
     const struct frame *f = &l->conv, *f1 = &l->first, *f2 = &l->last;
@@ -56,8 +72,9 @@ static struct NAME(sizes) NAME(sizes_of)(const struct layer *l) {
                             f->y_pixel, f1->filters, f2->filters};
     z.w = z.o * f->taps * (f->each ? f->each : f->channels);
     z.w1 = z.h * f1->taps * z.c, z.w2 = z.s * f2->taps * z.h;
+    z.hidden = (l->light ? z.pixels : z.places) * z.h;
     /* What either way needs at most, and the rounding of its shares. */
-    z.work = (z.pixels * z.c * 4 + z.places * (z.o + 2 * z.h + z.s) + 2 * (z.w + z.w1 + z.w2)) *
+    z.work = (z.pixels * z.c * 4 + z.places * (z.o + 3 * z.s) + 2 * (z.hidden + z.w + z.w1 + z.w2)) *
              sizeof(T) + z.places * (2 * z.s + 1) * sizeof(float) +
              f->threads * z.s * sizeof(double) + 32 * 64;
     return z;
@@ -77,13 +94,22 @@ int NAME(layer_forward)(const struct layer *l, int64_t last, const T *x, const T
     weight = NAME(laid)(f1, last & W_LAST, z.o, z.w / z.o / f.taps, f.taps, weight, &at);
     first = NAME(laid)(f1, last & W1_LAST, z.h, z.c, f1->taps, first, &at);
     second = NAME(laid)(f1, last & W2_LAST, z.s, z.h, f2->taps, second, &at);
-    T *inner = share(&at, z.places * z.h * sizeof(T));
+    T *inner = share(&at, (l->light ? z.places * z.s : z.hidden) * sizeof(T));
     T *to = NAME(desk_for)(last & Y_LAST, z.places * z.o, y, &at);
     float *m = share(&at, z.places * z.s * sizeof(float));
-    full |= NAME(patch_factors)(f1, 1, x, l->eps, l->scale, factors);
-    full |= NAME(forward)(f1, x, 0, first, inner, 0);
-    NAME(scaled)(z.n, outputs(&f), z.h, 1, f.threads, inner, factors, 1, hidden);
-    full |= NAME(forward)(f2, hidden, 0, second, raw, second_bias);
+    if (l->light) {
+        full |= NAME(forward)(f1, x, 0, first, hidden, 0);
+        for (int64_t i = 0; i < z.hidden; i += LANES)
+            NAME(store_some)(hidden + i, relu(NAME(load_some)(hidden + i, z.hidden - i)), z.hidden - i);
+        full |= NAME(patch_factors)(f2, 1, hidden, l->eps, l->scale, factors);
+        full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
+        NAME(bound)(z.places, z.s, inner, factors, second_bias, raw);
+    } else {
+        full |= NAME(patch_factors)(f1, 1, x, l->eps, l->scale, factors);
+        full |= NAME(forward)(f1, x, 0, first, inner, 0);
+        NAME(scaled)(z.n, outputs(&f), z.h, 1, f.threads, inner, factors, 1, hidden);
+        full |= NAME(forward)(f2, hidden, 0, second, raw, second_bias);
+    }
     full |= NAME(gained)(z.n, outputs(&f), z.s, 1, f.threads, raw, gain, every(&f), m);
     for (int64_t g = 0; g < l->groups; g++)
         full |= NAME(forward)(&f, x + g * f.channels, m, weight + g * (z.w / l->groups),
@@ -117,8 +143,7 @@ int NAME(layer_backward)(const struct layer *l, int64_t last, const T *grad, con
     T *of_weight = NAME(desk_for)(last & W_LAST, z.w, grad_weight, &at);
     T *of_first = NAME(desk_for)(last & W1_LAST, z.w1, grad_first, &at);
     T *of_second = NAME(desk_for)(last & W2_LAST, z.w2, grad_second, &at);
-    T *of_hidden = share(&at, z.places * z.h * sizeof(T));
-    T *of_inner = share(&at, z.places * z.h * sizeof(T));
+    T *of_hidden = share(&at, z.hidden * sizeof(T)), *of_inner = share(&at, z.hidden * sizeof(T));
     T *of_raw = share(&at, z.places * z.s * sizeof(T));
     float *m = share(&at, z.places * z.s * sizeof(float));
     float *of_m = share(&at, z.places * z.s * sizeof(float));
@@ -136,23 +161,43 @@ int NAME(layer_backward)(const struct layer *l, int64_t last, const T *grad, con
         full |= NAME(gained_gradient)(z.n, p, z.s, 1, f.threads, of_m, raw, gain, of_raw, sums);
         for (int64_t t = f.threads * z.s - 1; t >= z.s; t--) sums[t % z.s] += sums[t];
         for (int64_t t = 0; grad_gain && t < z.s; t++) grad_gain[t] = sums[t];
+        for (int64_t i = 0, all = z.places * z.s; l->light && i < all; i += LANES) {
+            const vector r = NAME(load_some)(raw + i, all - i);
+            NAME(store_some)(of_raw + i, NAME(load_some)(of_raw + i, all - i) * (1 - r * r), all - i);
+        }
         if (grad_second_bias) NAME(sum_rows)(z.places, z.s, of_raw, grad_second_bias);
-        full |= NAME(backward)(f2, hidden, 0, second, of_raw, inside ? of_hidden : 0, 0, of_second);
+        if (!l->light)
+            full |= NAME(backward)(f2, hidden, 0, second, of_raw, inside ? of_hidden : 0, 0, of_second);
     }
-    if (inside) {
-        T *through = share(&at, size * sizeof(T)), *through_factors = share(&at, size * sizeof(T));
+    T *through = share(&at, size * sizeof(T)), *through_factors = share(&at, size * sizeof(T));
+    if (l->light && (inside || grad_second)) {
+        T *inner = share(&at, z.places * z.s * sizeof(T)), *to = share(&at, z.places * z.s * sizeof(T));
+        full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
+        NAME(scaled_gradient)(z.n, p, z.s, 1, f.threads, of_raw, inner, factors, 0, to, of_factors);
+        full |= NAME(backward)(f2, hidden, 0, second, to, inside ? of_hidden : 0, 0, of_second);
+        if (inside)
+            full |= NAME(patch_factors_gradient)(f2, 1, of_factors, hidden, factors, l->scale, of_inner);
+        for (int64_t i = 0; inside && i < z.hidden; i += LANES) {
+            const vector g = NAME(load_some)(of_hidden + i, z.hidden - i) +
+                             NAME(load_some)(of_inner + i, z.hidden - i);
+            const words off = (words)(NAME(load_some)(hidden + i, z.hidden - i) <= 0);
+            NAME(store_some)(of_hidden + i, (vector)((words)g & ~off), z.hidden - i);
+        }
+        if (inside)
+            full |= NAME(backward)(f1, x, 0, first, of_hidden, grad_x ? through : 0, 0, of_first);
+        if (grad_x) memset(through_factors, 0, size * sizeof(T));
+    } else if (inside) {
         NAME(scaled_gradient)(z.n, p, z.h, 1, f.threads, of_hidden, hidden, factors, 1,
                               of_inner, of_factors);
         full |= NAME(backward)(f1, x, 0, first, of_inner, grad_x ? through : 0, 0, of_first);
-        if (grad_x) {
+        if (grad_x)
             full |= NAME(patch_factors_gradient)(f1, 1, of_factors, x, factors, l->scale,
                                                  through_factors);
-            for (int64_t i = 0; i < size; i += LANES)
-                NAME(store_some)(of_x + i, NAME(load_some)(of_x + i, size - i) +
-                                 NAME(load_some)(through + i, size - i) +
-                                 NAME(load_some)(through_factors + i, size - i), size - i);
-        }
     }
+    for (int64_t i = 0; grad_x && i < size; i += LANES)
+        NAME(store_some)(of_x + i, NAME(load_some)(of_x + i, size - i) +
+                         NAME(load_some)(through + i, size - i) +
+                         NAME(load_some)(through_factors + i, size - i), size - i);
     if (of_x != grad_x) NAME(swap)(f1, z.n, inputs(&f), z.c, of_x, grad_x);
     if (of_weight != grad_weight)
         NAME(swap)(f1, z.o, f.taps, z.w / z.o / f.taps, of_weight, grad_weight);

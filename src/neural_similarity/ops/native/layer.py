@@ -68,7 +68,7 @@ def _call(
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, Frame) for name in ("conv", "first", "last")),
-        ("groups", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("groups", "light")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),
     )
 
@@ -89,19 +89,25 @@ def _layer_of(
     together = takes_together(kernel, frame.groups, dtype)
     groups = 1 if together else frame.groups
 
+    pixels, ones = (images, *size, channels), (1,) * len(size)
+    hidden_size, first, last = out, window, frame.last
+    if frame.light:
+        hidden_size, first, last = size, Window(ones, ones, (0,) * len(size), ones), window
+
     def frame_of(
-        window: Window, x: Sequence[int], w: Sequence[int], m: Sequence[int] = ()
+        window: Window, x: Sequence[int], y: Sequence[int], w: Sequence[int], m: Sequence[int] = ()
     ) -> Frame:
-        shapes = x, (images, *out, 1, *(m or (window.taps,))), w, (images, *out, w[0])
+        shapes = x, (*y, 1, *(m or (window.taps,))), w, (*y, w[0])
         place, joined = ((0, groups), together) if m else ((0, 1), False)
         return Group(len(m) > 1, window, place, shapes, dtype, threads, joined).frame
 
-    pixels = images, *size, channels
+    out, between = (images, *out), (images, *hidden_size)
     return _Layer(
-        frame_of(window, pixels, (kernel[0], window.taps, kernel[1]), entries),
-        frame_of(window, pixels, (hidden, window.taps, channels)),
-        frame_of(frame.last, (images, *out, hidden), (prod(entries), frame.last.taps, hidden)),
+        frame_of(window, pixels, out, (kernel[0], window.taps, kernel[1]), entries),
+        frame_of(first, pixels, between, (hidden, first.taps, channels)),
+        frame_of(last, (*between, hidden), out, (prod(entries), last.taps, hidden)),
         groups,
+        frame.light,
         frame.eps,
         frame.factor,
     )

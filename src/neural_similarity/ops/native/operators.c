@@ -32,6 +32,7 @@ struct frame {
 struct layer {
     struct frame conv, first, last;
     int64_t groups; /* of W that are taken one after another */
+    int64_t light;  /* whether the predictor is the light one, see layer.h */
     float eps, scale;
 };
 enum { X_LAST = 1, Y_LAST = 2, W_LAST = 4, W1_LAST = 8, W2_LAST = 16 }; /* channels are adjacent */

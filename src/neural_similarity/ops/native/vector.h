@@ -106,6 +106,19 @@ INLINE vector relu(vector v) {
     return (vector)((words)v & ~(words)(v <= 0));
 }
 
+/* tanh to a few units of the last place, by Eigen's rational approximation; NaN stays. */
+INLINE vector tanh_of(vector v) {
+    const vector most = 7.90531110763549805f - (vector){0};
+    const words above = (words)(v > most), below = (words)(v < -most);
+    v = (vector)(((words)v & ~(above | below)) | ((words)most & above) | ((words)-most & below));
+    const vector s = v * v;
+    const vector top = ((((((-2.76076847742355e-16f * s + 2.00018790482477e-13f) * s +
+        -8.60467152213735e-11f) * s + 5.12229709037114e-08f) * s + 1.48572235717979e-05f) * s +
+        6.37261928875436e-04f) * s + 4.89352455891786e-03f) * v;
+    return top / (((1.19825839466702e-06f * s + 1.18534705686654e-04f) * s +
+                   2.26843463243900e-03f) * s + 4.89352518554385e-03f);
+}
+
 INLINE void add(float *to, vector v, int64_t lanes) {
     if (lanes >= LANES) *(vector *)to += v;
     else for (int lane = 0; lane < lanes; lane++) to[lane] += v[lane];
