@@ -130,7 +130,7 @@ def test_what_the_page_says_of_rates():
 
 
 def runs_of(study):
-    return read_sheet(study.cell_path(RESULTS, study.cells[0])).runs
+    return read_sheet(study.sheet_path(RESULTS, study.cells[0].file)).runs
 
 
 def score_of(run):

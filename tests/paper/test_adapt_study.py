@@ -183,7 +183,7 @@ def test_leads_and_p_values_are_those_of_the_images(tmp_path, draws, interval):
     row = next(line for line in page.splitlines() if line.startswith("| one | BN | 7 | 0.01 |"))
     assert f"| {lead.interval.mean:+.2f} [" in row
     assert f"| {lead.p:.3f} | {lead.p_all:.3f} |" in row
-    assert "| one | M and BN | 7 | 0.01, 0.01 |" in page
+    assert "| one | M and BN | 7 | 0.01+0.01 |" in page
     assert "M is ahead of every other way in 2 of 2 cells" in page
     assert re.search(r"M and BN over the same without M: ahead in 2, behind in 0 of 2 cells", page)
     draw_study(study, tmp_path, tmp_path / "map.png")
@@ -204,7 +204,7 @@ def right_lead(theirs, ours, suffix, draws, interval):
 def test_a_cell_lacks_draws_and_late_ways_that_have_not_run(tmp_path):
     study = tiny_study((1, 2, 3, 4))
     study.run(tmp_path, tmp_path, lambda _: None)
-    sheet = read_sheet(study.cell_path(tmp_path, study.cells[0]))
+    sheet = read_sheet(study.sheet_path(tmp_path, study.cells[0].file))
     del sheet.runs["late 0.01+0.01 one 2"], sheet.runs["full 0.01 one 4"]
     sheet.write()
     report, whole = study.read(tmp_path)
@@ -220,7 +220,7 @@ def test_rows_that_were_scored_in_another_precision_are_marked(tmp_path):
     """Older runs do not name it: they were scored in that of training."""
     study = tiny_study()
     study.run(tmp_path, tmp_path, lambda _: None)
-    sheet = read_sheet(study.cell_path(tmp_path, study.cells[0]))
+    sheet = read_sheet(study.sheet_path(tmp_path, study.cells[0].file))
     sheet.runs["norm 0.01 one 1"]["score_precision"] = "fp32"
     sheet.write()
     marked = [x for x in study_to_markdown(study, tmp_path).splitlines() if "scores:" in x]

@@ -113,6 +113,18 @@ GROUPS = {
 }
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("way", MAP_WAYS)
+def test_every_way_of_the_map_runs_at_both_rates(tiny_map, way):
+    chosen = (0.003,) * len(MAP_WAYS[way].rates) or (1.0,)
+    for name, own in ((way, chosen), (f"{way}-default", (0.0,))):
+        trial = Trial(name, own, "rotation-30", 1)
+        facts = adapt_map.run_map_trial(trial, tiny_map, True, 2, "backbone")
+        assert facts["finite"]
+        assert len(facts["rates"]) == len(MAP_WAYS[way].rates)
+        assert bool(facts["trained"]) == bool(MAP_WAYS[way].rates)
+
+
 @pytest.mark.usefixtures("tiny_map")
 @pytest.mark.parametrize("way", GROUPS)
 def test_groups_have_their_rates_and_nothing_else_moves(way):
@@ -179,8 +191,8 @@ def test_cells_of_the_map_run_from_the_images_to_the_page(tiny_map, monkeypatch)
     study.run(tiny_map, tiny_map, lambda _: None)
     (report,) = study.read(tiny_map)
     sheets = [
-        read_sheet(study.cell_path(tiny_map, CELL)),
-        read_sheet(study.rates_path(tiny_map, CELL, report.facts)),
+        read_sheet(study.sheet_path(tiny_map, CELL.file)),
+        read_sheet(study.sheet_path(tiny_map, CELL.rates_file, report.facts)),
     ]
     assert [len(sheet.runs) for sheet in sheets] == [2 * 3 * 3 + 3 + 1, 2]
     scored = [{run["scored"] for run in sheet.runs.values()} for sheet in sheets]

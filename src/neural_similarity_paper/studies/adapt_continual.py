@@ -24,7 +24,6 @@ from neural_similarity_paper.studies.adapt_study import Cell, Study, Way
 from neural_similarity_paper.studies.adapt_training import backbone_terms, run_in_memory
 from neural_similarity_paper.studies.rates import SearchPlace, Trial
 
-OWN_STATISTICS = ", running statistics"
 TASKS, TASK_CLASSES = 20, 5
 ORDERS = (1, 2, 3, 4, 5)
 TASK_HELD_OUT = 100
@@ -38,13 +37,12 @@ TASK_CELL = Cell(
     SearchPlace(("task-0", "task-1"), (11,), FIRST_RATES),
 )
 TASK_WAYS = {
-    "full": Way(WAYS["full"][0] + OWN_STATISTICS, ("head", "full")),
-    "head": Way(WAYS["head"][0] + OWN_STATISTICS, ("head",)),
-    "norm": Way(WAYS["norm"][0] + OWN_STATISTICS, ("head", "norm")),
-    "full-norm": Way(WAYS["full-norm"][0] + OWN_STATISTICS, ("head", "full", "norm"), "norm"),
-    "residual": Way(WAYS["residual"][0] + OWN_STATISTICS, ("head", "residual")),
-    "piggyback": Way(WAYS["piggyback"][0] + OWN_STATISTICS, ("head", "piggyback")),
-    "ssf": Way(WAYS["ssf"][0], ("head", "ssf")),
+    way: Way(
+        WAYS[way][0] + ("" if way == "ssf" else ", running statistics"),
+        ("head",) if way == "head" else ("head", *way.split("-")),
+        "norm" if way == "full-norm" else "",
+    )
+    for way in ("full", "head", "norm", "full-norm", "residual", "piggyback", "ssf")
 }
 """The ways of a task; all have statistics of their own but SSF, which the batch's undo."""
 

@@ -1,7 +1,7 @@
 """The nearest kin of M as their authors publish them, for the studies of adaptation."""
 
 from collections import OrderedDict
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,10 @@ def add_tsa(network: nn.Module) -> list[str]:
 
 def add_coded_atoms(network: nn.Module) -> list[str]:
     """Nine atoms of each layer (arXiv:2403.00269), with coefficients by sparse coding."""
-    reasons = plan(network, Static(Full()))
-    names = [name for name, why in reasons.items() if why is None]
-    for name in names:
-        layer: Any = network.get_submodule(name)
+    names = [name for name, why in plan(network, Static(Full())).items() if why is None]
+    for layer in map(network.get_submodule, names):
         layer.__class__ = CodedAtoms
-        layer.add_parameters()
+        cast(CodedAtoms, layer).add_parameters()
     return [f"{name}.atoms" for name in names]
 
 
@@ -53,17 +51,12 @@ class CodedAtoms(TunedConv2d):
     codes: Tensor
 
     def add_parameters(self) -> None:
-        codes = sparse_codes(self.weight.detach().flatten(2).flatten(0, 1).double())
-        self.register_buffer("codes", codes.to(self.weight))
-        self.atoms = nn.Parameter(self.weight.new_zeros(CODED_ATOMS, codes_taps(self)))
+        rows = self.weight.detach().flatten(2).flatten(0, 1)
+        self.register_buffer("codes", sparse_codes(rows.double()).to(rows))
+        self.atoms = nn.Parameter(rows.new_zeros(CODED_ATOMS, rows.shape[1]))
 
     def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
         return self.weight + (self.codes @ self.atoms).view_as(self.weight), self.bias
-
-
-def codes_taps(layer: nn.Conv2d) -> int:
-    """Taps of a layer's kernels."""
-    return layer.weight[0, 0].numel()
 
 
 def sparse_codes(rows: Tensor) -> Tensor:

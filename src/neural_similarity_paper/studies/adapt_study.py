@@ -135,14 +135,10 @@ class Study:
     size: tuple[str, Callable[[str, int], str]] = ("trained", lambda _, trained: f"{trained:,}")
     older: tuple["Study", ...] = ()
 
-    def cell_path(self, results: Path, cell: Cell) -> Path:
-        """The sheet of a cell's runs."""
-        return results / (self.folder or self.name) / f"{cell.file}.json"
-
-    def rates_path(self, results: Path, cell: Cell, facts: Mapping[str, Any]) -> Path:
-        """The sheet of the runs that chose the rates of a cell."""
-        kept = "-backbone" if facts.get("statistics") == "backbone" else ""
-        return results / (self.folder or self.name) / f"{cell.rates_file}{kept}.json"
+    def sheet_path(self, results: Path, stem: str, facts: Mapping[str, Any] | None = None) -> Path:
+        """A sheet; those that chose rates are apart by what their networks normalised by."""
+        kept = "-backbone" if (facts or {}).get("statistics") == "backbone" else ""
+        return results / (self.folder or self.name) / f"{stem}{kept}.json"
 
     def run(
         self, data: Path, results: Path, report: ReportLine, only: Collection[str] = ()
@@ -157,20 +153,17 @@ class Study:
     def _fill(
         self, cell: Cell, stage: Sequence[str], data: Path, results: Path, report: ReportLine
     ) -> None:
-        sheet = self._open(self.cell_path(results, cell), cell.facts)
+        sheet = self._open(self.sheet_path(results, cell.file), cell.facts)
         self.begin(sheet, cell, data)
         shared = {k: v for k, v in sheet.facts.items() if k in ("labels", "statistics")}
         run = partial(self.run_trial, data=data, **shared)
-        rates = self._open(self.rates_path(results, cell, sheet.facts), shared)
+        rates = self._open(self.sheet_path(results, cell.rates_file, shared), shared)
 
         def run_held_out(trial: Trial) -> dict[str, Any]:
-            facts = run(trial, held_out=True)
-            return {key: value for key, value in facts.items() if key != "correct"}
+            return {k: v for k, v in run(trial, held_out=True).items() if k != "correct"}
 
-        for search in self.searches(cell, stage, rates):
-            while missing := search.missing(rates.accuracies):
-                rates.fill(missing, run_held_out, report)
-        chosen = self.chosen_rates(cell, stage, rates) or {}
+        fill = partial(rates.fill, run_trial=run_held_out, report=report)
+        chosen = self.choose_rates(cell, stage, rates, fill) or {}
         trials = chain.from_iterable(self.trials(cell, stage, chosen).values())
         sheet.fill(trials, partial(run, held_out=False), report)
 
@@ -187,25 +180,20 @@ class Study:
                 raise ValueError(f"{path} is of another {name}, {sheet.facts.get(name)!r:.80}")
         return sheet
 
-    def searches(self, cell: Cell, ways: Iterable[str], sheet: Sheet) -> Iterable[RateSearch]:
-        """The choices of rates that ways need; a later one may need the rates of earlier ones."""
+    def choose_rates(
+        self, cell: Cell, ways: Iterable[str], sheet: Sheet, fill: Callable[..., None] | None = None
+    ) -> dict[str, float] | None:
+        """The rates that a sheet's runs chose for ways, after `fill` ran what lacks, or None."""
         chosen: dict[str, float] = {}
         for name in dict.fromkeys(name for way in ways for name in self.ways[way].rates):
             others = tuple(chosen[other] for other in self.ways[name].rates[:-1])
             search = RateSearch(name, cell.place, others)
-            yield search
-            if search.missing(sheet.accuracies):
-                return
+            while missing := search.missing(sheet.accuracies):
+                if fill is None:
+                    return None
+                fill(missing)
             chosen[name] = search.choose(sheet.accuracies)
-
-    def chosen_rates(
-        self, cell: Cell, ways: Iterable[str], sheet: Sheet
-    ) -> dict[str, float] | None:
-        """The rates that a sheet's runs chose for ways, or None."""
-        searches = list(self.searches(cell, ways, sheet))
-        if any(search.missing(sheet.accuracies) for search in searches):
-            return None
-        return {search.way: search.choose(sheet.accuracies) for search in searches}
+        return chosen
 
     def trials(
         self, cell: Cell, ways: Iterable[str], rates: Mapping[str, float]
@@ -253,58 +241,50 @@ class Study:
         return reports
 
     def _read_cell(self, results: Path, cell: Cell) -> CellReport | None:
-        sheet = read_sheet(path := self.cell_path(results, cell))
-        rates = read_sheet(self.rates_path(results, cell, sheet.facts))
+        sheet = read_sheet(path := self.sheet_path(results, cell.file))
+        rates = read_sheet(self.sheet_path(results, cell.rates_file, sheet.facts))
         trials: dict[tuple[int, str, int], list[Trial]] = {}
-        chosen: dict[str, float] = {}
         for stage in self.stages:
-            own = self.chosen_rates(cell, stage, rates)
-            if own is not None:
-                chosen |= own
-                trials |= self.trials(cell, stage, own)
-        whole = {key for key, own in trials.items() if all(str(t) in sheet.runs for t in own)}
+            if (chosen := self.choose_rates(cell, stage, rates)) is not None:
+                trials |= self.trials(cell, stage, chosen)
+        runs = {
+            key: [sheet.runs[str(trial)] for trial in own]
+            for key, own in trials.items()
+            if all(str(trial) in sheet.runs for trial in own)
+        }
         columns = range(len(self.columns))
-        first = [way for way in self.stages[0] if way not in cell.without]
-        draws = [d for d in cell.draws if all((d, w, at) in whole for w in first for at in columns)]
+
+        def has_all(way: str, draw: int) -> bool:
+            return way in cell.without or all((draw, way, at) in runs for at in columns)
+
+        draws = [draw for draw in cell.draws if all(has_all(w, draw) for w in self.stages[0])]
         if len(draws) < min(LEAST_SEEDS, len(cell.draws)):
             return None
-        ways = [
-            way
-            for way in self.ways
-            if all((draw, way, at) in whole for draw in draws for at in columns)
-        ]
+        ways = [w for w in self.ways if all(w not in cell.without and has_all(w, d) for d in draws)]
         with content_errors(path):
             correct = [
-                {way: self._correct(way, at, draws, trials, sheet) for way in ways}
+                {
+                    way: torch.stack([self._correct(trials[k], runs[k]) for k in keys])
+                    for way in ways
+                    for keys in [[(draw, way, at) for draw in draws]]
+                }
                 for at in columns
             ]
-        used = {w: [trials[d, w, at] for d in draws for at in columns] for w in ways}
         return CellReport(
             cell,
             draws,
             sheet.facts,
-            {way: _rate_text(trials[draws[0], way, 0][0].rates) for way in ways},
-            {way: [sheet.runs[str(t)] for own in used[way] for t in own] for way in ways},
+            {way: trials[draws[0], way, 0][0].rates_text for way in ways},
+            {w: [run for d in draws for at in columns for run in runs[d, w, at]] for w in ways},
             correct,
             [self._leads(column) for column in correct],
         )
 
-    def _correct(
-        self,
-        way: str,
-        column: int,
-        draws: Sequence[int],
-        trials: Mapping[tuple[int, str, int], list[Trial]],
-        sheet: Sheet,
-    ) -> Tensor:
-        """Whether images were right, boolean (draws, images)."""
-        rows = []
-        for draw in draws:
-            own = trials[draw, way, column]
-            parts = [unpack_correct(sheet.runs[str(trial)]["correct"]) for trial in own]
-            places = [self.positions(t, len(part)) for t, part in zip(own, parts, strict=True)]
-            rows.append(torch.cat(parts)[torch.cat(places).argsort()])
-        return torch.stack(rows)
+    def _correct(self, trials: Sequence[Trial], runs: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Whether the images of a draw were right, boolean (images)."""
+        parts = [unpack_correct(run["correct"]) for run in runs]
+        places = [self.positions(t, len(part)) for t, part in zip(trials, parts, strict=True)]
+        return torch.cat(parts)[torch.cat(places).argsort()]
 
     def _leads(self, correct: Mapping[str, Tensor]) -> dict[str, Lead]:
         """The leads of a column, adjusted for those over baselines, and for those of pairs."""
@@ -328,7 +308,3 @@ def lead_of(ours: Tensor, theirs: Tensor) -> Interval:
     if len(change) >= LEAST_SEEDS:
         return by_seed_and_image(change)
     return by_image(change.mean(0).tolist())
-
-
-def _rate_text(rates: tuple[float, ...]) -> str:
-    return ", ".join(f"{rate:g}" for rate in rates)

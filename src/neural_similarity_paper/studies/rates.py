@@ -20,8 +20,12 @@ class Trial(NamedTuple):
     draw: int
 
     def __str__(self) -> str:
-        rates = "+".join(f"{rate:g}" for rate in self.rates)
-        return f"{self.way} {rates} {self.change} {self.draw}"
+        return f"{self.way} {self.rates_text} {self.change} {self.draw}"
+
+    @property
+    def rates_text(self) -> str:
+        """The rates, joined by +."""
+        return "+".join(f"{rate:g}" for rate in self.rates)
 
 
 class SearchPlace(NamedTuple):
