@@ -270,6 +270,10 @@ def test_the_command_prints_and_writes(tmp_path, capsys, study):
     text = study_to_markdown(study, tmp_path, picture)
     assert (tmp_path / "page.md").read_text("utf-8") == text
     assert (tmp_path / "page.png").exists() == (picture is not None)
-    assert cli.main(["reproduce", study.name, "--only", "a,b*", "--print"]) == 0
-    assert capsys.readouterr().out.endswith("--only a,b*\n")
-    assert cli.main([*words, "--out", "map.txt"]) == 2
+    first = study.cells[0].name.replace(" ", "?")
+    words = ["reproduce", study.name, "--print", "--only"]
+    assert cli.main([*words, f"{first},*"]) == 0
+    assert capsys.readouterr().out.endswith(f"--only {first},*\n")
+    assert cli.main([*words, "none-10"]) == 2
+    assert "--only must name cells of" in capsys.readouterr().err
+    assert cli.main(["table", study.name, "--out", "map.txt"]) == 2

@@ -1,5 +1,6 @@
 """`nsim reproduce` and `nsim table` of the studies of adaptation, which are no tables of rows."""
 
+import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -94,6 +95,11 @@ def reproduce_study(name: str, args: Sequence[str]) -> int:
     options = parse_options(
         StudyRunOptions, args, prog="nsim reproduce", description=description, flags=True
     )
+    cells = [cell.name for cell in STUDIES[name].cells] if name in STUDIES else []
+    for pattern in options.only:
+        if not fnmatch.filter(cells, pattern):
+            known = f"cells of {name}, such as {cells[0]}" if cells else f"no cells of {name}"
+            raise UsageError(f"--only must name {known}, got {pattern!r}")
     if options.print:
         only = f" --only {','.join(options.only)}" if options.only else ""
         print_line(f"nsim reproduce {name} --data {options.data} --results {options.results}{only}")
