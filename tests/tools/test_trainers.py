@@ -89,34 +89,47 @@ def test_hooks_of_accelerate_are_seen(backbone, x):
         ns.convert(backbone, "static-full", "0")
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_lightning(backbone, x, tmp_path):
-    lightning = pytest.importorskip("lightning")
+def adapted(model):
+    """A module of Lightning that trains what is not frozen."""
 
-    class Adapted(lightning.LightningModule):
+    class Adapted(pytest.importorskip("lightning").LightningModule):
         def __init__(self):
             super().__init__()
-            self.model = converted(network())
+            self.model = model
 
         def training_step(self, batch, _):
             return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
 
         def configure_optimizers(self):
-            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
+            return torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.5)
 
-    def fit(module, epochs, checkpoint=None):
-        trainer = lightning.Trainer(
-            max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
-            enable_model_summary=False, enable_checkpointing=False,
-        )  # fmt: skip
-        loader = torch.utils.data.DataLoader(images(), batch_size=4)
-        trainer.fit(module, loader, ckpt_path=checkpoint)
-        return trainer
+    return Adapted()
 
-    module, resumed = Adapted(), Adapted()
+
+def fit(module, epochs, *callbacks, checkpoint=None):
+    """Lightning's trainer at the end."""
+    trainer = pytest.importorskip("lightning").Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, callbacks=[*callbacks],
+    )  # fmt: skip
+    loader = torch.utils.data.DataLoader(images(), batch_size=4)
+    trainer.fit(module, loader, ckpt_path=checkpoint)
+    return trainer
+
+
+def shown(start):
+    """The lines of docs/how-to/lightning.md that begin so."""
+    page = (Path(__file__).parents[2] / "docs/how-to/lightning.md").read_text("utf-8")
+    (block,) = re.findall(rf"```py\n({start}.*?)```", page, re.DOTALL)
+    return block
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_lightning(backbone, x, tmp_path):
+    module, resumed = (adapted(converted(network())) for _ in range(2))
     fit(module, 1).save_checkpoint(tmp_path / "half")
-    fit(resumed, 2, tmp_path / "half")
+    fit(resumed, 2, checkpoint=tmp_path / "half")
     assert resumed.model.state_dict().keys() == module.model.state_dict().keys()
     assert ns.max_difference(resumed.model, module.model, x) > 1e-5
     check_shipping(resumed.model, backbone, x, tmp_path)
@@ -125,45 +138,28 @@ def test_lightning(backbone, x, tmp_path):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_the_adapter_of_an_average(backbone, x, tmp_path, monkeypatch):
-    """The lines of docs/how-to/lightning.md, with Lightning's average and timm's."""
+    """Of Lightning's average and of timm's."""
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
-    timm, lightning = pytest.importorskip("timm"), pytest.importorskip("lightning")
-    page = (Path(__file__).parents[2] / "docs/how-to/lightning.md").read_text("utf-8")
-    (block,) = re.findall(r"```py\n(learned = .*?)```", page, re.DOTALL)
+    module = adapted(converted(network()))
+    module.average = pytest.importorskip("timm").utils.ModelEmaV3(module.model, decay=0.7)
+    last = []
 
-    class Adapted(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = converted(network())
-            self.average = timm.utils.ModelEmaV3(self.model, decay=0.7)
-            self.last = None
-
-        def training_step(self, batch, _):
-            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
-
-        def on_before_zero_grad(self, _):
-            self.average.update(self.model)
+    class Noted(callbacks.Callback):
+        def on_before_zero_grad(self, *_):
+            module.average.update(module.model)
 
         def on_train_batch_end(self, *_):
-            self.last = self.model[0].similarity.raw.detach().clone()
+            last[:] = [module.model[0].similarity.raw.detach().clone()]
 
-        def configure_optimizers(self):
-            return torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.5)
-
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False,
-        callbacks=[callbacks.EMAWeightAveraging(decay=0.7)],
-    )  # fmt: skip
-    module = Adapted()
-    trainer.fit(module, torch.utils.data.DataLoader(images(), batch_size=4))
+    fit(module, 2, Noted(), callbacks.EMAWeightAveraging(decay=0.7))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"not as ns\.freeze_backbone saw them: model\.0\.weight"):
         ns.save_adapter(module, "rounded")
     for average in (module.model, module.average.module):
         raw = average[0].similarity.raw.clone()
-        assert (raw - module.last).abs().max() > 1e-3
-        exec(block, {"model": module.model, "average": average, "backbone": backbone, "ns": ns})
+        assert (raw - last[0]).abs().max() > 1e-3
+        names = {"model": module.model, "average": average, "backbone": backbone, "ns": ns}
+        exec(shown("learned = "), names)
         loaded = ns.load_adapter(backbone, "mine.safetensors")
         assert torch.equal(loaded[0].similarity.raw, raw)
         assert ns.max_difference(loaded, average, x) == 0
@@ -172,31 +168,10 @@ def test_the_adapter_of_an_average(backbone, x, tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_averages_a_frozen_network(backbone, x, tmp_path):
-    """The callback of docs/how-to/lightning.md."""
-    lightning = pytest.importorskip("lightning")
-    page = (Path(__file__).parents[2] / "docs/how-to/lightning.md").read_text("utf-8")
-    (block,) = re.findall(r"```py\n(class FrozenAverage.*?)```", page, re.DOTALL)
-    names = {"lightning": lightning}
-    exec(block, names)
-
-    class Adapted(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = converted(backbone)
-
-        def training_step(self, batch, _):
-            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
-
-    module = Adapted()
-    trainer = lightning.Trainer(
-        max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False,
-        callbacks=[names["FrozenAverage"](swa_lrs=0.1, swa_epoch_start=2)],
-    )  # fmt: skip
-    trainer.fit(module, torch.utils.data.DataLoader(images(), batch_size=4))
+    names = {"lightning": pytest.importorskip("lightning")}
+    exec(shown("class FrozenAverage"), names)
+    module = adapted(converted(backbone))
+    fit(module, 4, names["FrozenAverage"](swa_lrs=0.1, swa_epoch_start=2))
     check_shipping(module.model, backbone, x, tmp_path)
     file = ns.save_adapter(module, tmp_path / "module")
     assert ns.max_difference(ns.load_adapter(backbone, file), module.model, x) == 0
@@ -205,34 +180,16 @@ def test_lightning_averages_a_frozen_network(backbone, x, tmp_path):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_m_first_then_all(backbone):
-    """The callback of docs/how-to/lightning.md."""
     lightning = pytest.importorskip("lightning")
-    page = (Path(__file__).parents[2] / "docs/how-to/lightning.md").read_text("utf-8")
-    (block,) = re.findall(r"```py\n(class MThenAll.*?)```", page, re.DOTALL)
-    names = {"lightning": lightning, "ns": ns}
-    exec(block.replace('"classifier"', '"6"'), names)
-    kernels = []
+    names, kernels = {"lightning": lightning, "ns": ns}, []
+    exec(shown("class MThenAll").replace('"classifier"', '"6"'), names)
+    module = adapted(ns.convert(backbone, "static-full"))
 
-    class Adapted(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = ns.convert(backbone, "static-full")
+    class Noted(lightning.Callback):
+        def on_train_epoch_end(self, *_):
+            kernels.append(module.model[0].weight.detach().clone())
 
-        def training_step(self, batch, _):
-            return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
-
-        def on_train_epoch_end(self):
-            kernels.append(self.model[0].weight.detach().clone())
-
-        def configure_optimizers(self):
-            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.5)
-
-    trainer = lightning.Trainer(
-        max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, callbacks=[names["MThenAll"](2)],
-    )  # fmt: skip
-    module = Adapted()
-    trainer.fit(module, torch.utils.data.DataLoader(images(), batch_size=4))
+    fit(module, 3, names["MThenAll"](2), Noted())
     assert all(torch.equal(kernel, backbone[0].weight) for kernel in kernels[:2])
     assert not torch.equal(kernels[2], backbone[0].weight)
     assert module.model[0].similarity.raw.any()
