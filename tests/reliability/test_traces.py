@@ -90,9 +90,11 @@ LOOKS = {
     visualize.draw: (converted, lambda m, folder: visualize.draw(m, X, folder)),
     own_rate.find_rate: (
         network,
-        lambda m, _: own_rate.find_rate(
-            m, IMAGES, PREPROCESS, AdaptationRecipe(backbone="timm:resnet18"), False
-        ),
+        lambda m, _: own_rate.find_rate(m, IMAGES, PREPROCESS, AdaptationRecipe()),
+    ),
+    own_rate.new_head_fields: (
+        network,
+        lambda m, _: own_rate.new_head_fields(m, IMAGES, PREPROCESS, AdaptationRecipe()),
     ),
     predict_logits: (
         network,

@@ -19,6 +19,11 @@ from neural_similarity_paper.studies.adapt_report import draw_study, study_to_ma
 from neural_similarity_paper.studies.adapt_unlabelled import KNOWN_CHANGES, STREAM
 from neural_similarity_paper.studies.end_report import end_to_markdown
 from neural_similarity_paper.studies.end_search import END_SEARCH, run_search
+from neural_similarity_paper.studies.new_heads import (
+    NEW_HEADS,
+    new_heads_to_markdown,
+    run_new_heads,
+)
 from neural_similarity_paper.studies.restore import RESTORE, restore_to_markdown, run_restore
 from neural_similarity_paper.studies.sheets import ReportLine
 
@@ -26,6 +31,7 @@ STUDIES = {study.name: study for study in (MAP, CONTINUAL, STREAM, KNOWN_CHANGES
 """Studies of adaptation by the name of their table and of the folder of their records."""
 RUNS: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
     RESTORE: ("Deblurring: other cameras", run_restore),
+    NEW_HEADS: ("The default with a new head", run_new_heads),
     **{
         f"{END_SEARCH}-{arm}": (f"Learning rate and decay of {arm}", partial(run_search, arm))
         for arm in ARMS
@@ -35,6 +41,7 @@ RUNS: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
 PAGES: dict[str, tuple[str, Callable[[Path], str]]] = {
     "end": ("Trained to the end", end_to_markdown),
     RESTORE: ("Deblurring: other cameras", restore_to_markdown),
+    NEW_HEADS: ("The default with a new head", new_heads_to_markdown),
 }
 """Titles, and the texts of what has run, of other studies."""
 

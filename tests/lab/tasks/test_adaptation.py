@@ -22,7 +22,7 @@ from neural_similarity import visualize
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.data import Dataset
-from neural_similarity.lab.tasks import backbone
+from neural_similarity.lab.tasks import adaptation, backbone
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapt_network
 from neural_similarity.lab.tasks.backbone import Backbone
 from neural_similarity.lab.tasks.baselines import merge_baselines
@@ -173,6 +173,45 @@ def test_a_new_head_has_a_rate_of_its_own(tmp_path):
         usual, other = (network[name] - value for network in networks)
         scale = 4 if name.startswith("classifier") else 1
         torch.testing.assert_close(other, usual * scale, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("accuracy", "code"), [(0.4, 1), (0.9, 0)])
+def test_a_run_near_chance_exits_with_1(world, tmp_path, monkeypatch, capsys, accuracy, code):
+    monkeypatch.setattr(adaptation, "ENOUGH_STEPS", 2)
+    file = tmp_path / "resnet20.safetensors"
+    save_file(ns.models.resnet20(num_classes=2, width=0.25).state_dict(), file)
+    args = ("--backbone", str(file), "--width", "0.25", "--image-size", "16", "--train", "head")
+    scores = AdaptationTask._score_facts
+    monkeypatch.setattr(
+        AdaptationTask,
+        "_score_facts",
+        lambda task, found: scores(task, found) | {"test_balanced_accuracy": accuracy},
+    )
+    assert adapt(world, tmp_path / "run", *args) == code
+    told = "the network has learned nothing: 40.00 % where guessing has 33.33 %; try a lower --lr"
+    assert (told in capsys.readouterr().err) == bool(code)
+
+
+@pytest.mark.long
+def test_the_default_with_a_new_head_is_never_below_the_probe(tmp_path):
+    """docs/evidence/new-heads.md, with a small network: as good as the best of five rates, too."""
+    recipe = replace(RECIPE, similarity=None, width=0.25, steps=200, lr=0.05, crop=1, flip=False)
+    start = session.train(recipe, out=tmp_path / "start", device="cpu")
+    fields = {"backbone": str(start.path), "dataset": "embedded", "classifier": "new"}
+    fields |= {"per_class": 20, "steps": 100, "drops": (70,), "precision": "fp32", "crop": 1}
+    fields |= {"flip": False, "draft": True}
+
+    def score(train, lr):
+        path = tmp_path / f"{train}-{lr}"
+        adapted = AdaptationRecipe(**fields, train=train, lr=lr)
+        return read_json(session.train(adapted, out=path, device="cpu").summary)["test_accuracy"]
+
+    probe, behind = score("head", 0.1), []
+    for train in ("M+head", "norm+head", "all", "M+norm+head", "M+all"):
+        accuracy = score(train, 0.0)
+        assert accuracy > probe - 0.02, train
+        behind.append(max(score(train, lr) for lr in (0.003, 0.01, 0.03, 0.1, 0.3)) - accuracy)
+    assert sorted(behind)[3] < 0.02, behind
 
 
 @pytest.mark.parametrize("norm", ["eval", "train"])

@@ -1,15 +1,19 @@
 """The learning rate that `nsim train adapt` finds: of the curvature, less where few are wrong."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import neural_similarity as ns
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.session import decay_groups, make_optimizer
 from neural_similarity.lab.tasks import own_rate
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
+from neural_similarity.lab.tasks.adaptation_recipe import AdaptationRecipe, adapt_network
+from neural_similarity.lab.tasks.baselines import merge_baselines
 
 RECIPE = AdaptationRecipe(backbone="timm:resnet18", batch_size=10)
 PREPROCESS = Preprocess((0.0,), (1.0,))
@@ -59,7 +63,7 @@ def test_batches_are_as_large_as_in_training(monkeypatch):
 
 def test_it_is_that_of_the_curvature_where_all_are_wrong(capsys):
     images, recipe = images_of(8, 8), replace(RECIPE, batch_size=8)
-    rate = own_rate.find_rate(Threshold(), images, PREPROCESS, recipe, new_classifier=False)
+    rate = own_rate.find_rate(Threshold(), images, PREPROCESS, recipe)
     # The logits' derivative is (-a, a), a = mean - 0.4; the Hessian (1, -1; -1, 1) / 4.
     slope = PREPROCESS(images.pixels).mean((1, 2, 3)) - 0.4
     assert rate == pytest.approx(0.2 * 2 * 1.9 / slope.square().mean().item(), rel=1e-2)
@@ -81,4 +85,37 @@ def test_answers_are_counted_without_dropout_and_by_statistics_as_in_training():
 def test_outputs_that_set_no_rate_are_told_as_the_commands_argument():
     network = Threshold().requires_grad_(False)
     with pytest.raises(RunError, match="`lr` must be given, as the outputs set none: `model` must"):
-        own_rate.find_rate(network, images_of(0, 10), PREPROCESS, RECIPE, new_classifier=False)
+        own_rate.find_rate(network, images_of(0, 10), PREPROCESS, RECIPE)
+
+
+def _moving_kernels(network):
+    """The folded kernel and the gains."""
+    plain: Any = merge_baselines(ns.fold(network))
+    return [plain[0].weight.detach().clone(), plain[1].weight.detach().clone()]
+
+
+@pytest.mark.parametrize("train", ["M+head", "M+all", "norm+head", "all", "baseline+head", "head"])
+def test_no_update_with_a_new_head_moves_more_than_a_share(train):
+    """Whatever the gradients: M, gains and kernels by a hundredth, a logit by 0.4."""
+    torch.manual_seed(0)
+    recipe = AdaptationRecipe(train=train, baseline="residual" if "base" in train else "none")
+    layers = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+    network: Any = adapt_network(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2)), recipe)
+    images = images_of(0, 10)
+    fields = own_rate.new_head_fields(network, images, PREPROCESS, recipe)
+    recipe = replace(recipe, **fields)
+    optimizer = make_optimizer(recipe, decay_groups(recipe, network))
+    x = PREPROCESS(images.pixels)
+    features = network.eval()[:-1](x)
+    start, logits = _moving_kernels(network), network[-1](features)
+    for group in optimizer.param_groups:
+        group["lr"] *= group.get("scale", 1.0)
+        for parameter in group["params"]:
+            parameter.grad = 1e6 * torch.randn_like(parameter)
+    optimizer.step()
+    moved = zip(_moving_kernels(network), start, strict=True)
+    shares = [((new - old).norm() / old.norm()).item() for new, old in moved]
+    assert max(shares) < 0.05
+    assert max(shares) > 0.002 or train == "head"
+    change = (network[-1](features) - logits).abs().mean().item()
+    assert 0.01 < change < 1 or "head" not in train

@@ -86,8 +86,7 @@ def train(args: Sequence[str]) -> int:
         run = _retrain_run(start.retrain, options)
     else:
         run = _start_run(given, options)
-    _print_results(run)
-    return 0
+    return _print_results(run)
 
 
 class _Settings(NamedTuple):
@@ -188,8 +187,15 @@ def _retrain_run(path: Path, options: TrainOptions) -> Run:
     )
 
 
-def _print_results(run: Run) -> None:
+def _print_results(run: Run) -> int:
+    """Print the results; 1 if the run has failed."""
     if not distributed.is_first():
-        return
+        return 0
+    task = task_of(run.recipe)
     with content_errors(run.summary):
-        print_line(task_of(run.recipe).result_text(run, read_facts(run.summary)))
+        summary = read_facts(run.summary)
+        print_line(task.result_text(run, summary))
+        failure = task.failure(run, summary)
+    if failure is not None:
+        print_notice(f"nsim: {failure}")
+    return int(failure is not None)

@@ -22,8 +22,8 @@ from neural_similarity.lab.tasks.backbone import Pretrained
 from neural_similarity.lab.tasks.baselines import require_library
 from neural_similarity.lab.tasks.classification import ClassificationTask, fit_recipe
 from neural_similarity.lab.tasks.classifiers import head_name
-from neural_similarity.lab.tasks.own_rate import find_rate
-from neural_similarity.lab.train import Run, RunError, Runtime, distributed
+from neural_similarity.lab.tasks.own_rate import find_rate, new_head_fields
+from neural_similarity.lab.train import Run, RunError, Runtime, distributed, unpack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState, state_digest
 from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, start_facts
@@ -40,6 +40,8 @@ examples:
   nsim train adapt --backbone resnet20.safetensors --model resnet20 --data flowers --train M+all
   nsim train --resume runs/adapt-seed0      continue exactly"""
 ADAPTER = "adapter.safetensors"
+ENOUGH_STEPS = 60
+"""Updates after which a network should be better than guessing."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,13 @@ class AdaptationTask(ClassificationTask):
         return cls(fit_recipe(recipe, dataset), dataset, whole)
 
     def with_own_rate(self) -> Self:
-        """The task with the learning rate that `find_rate` finds on its images."""
+        """The task with the learning rates that are found on its images."""
         self.check_images()
         recipe, (model, kept, converted) = self.recipe, self._load_backbone()
         network, images = adapt_network(model, recipe, converted).train(), self.training_split()[0]
-        rate = find_rate(network, images, self.preprocess(), recipe, new_classifier=not kept)
-        return replace(self, recipe=replace(recipe, lr=rate))
+        arguments = network, images, self.preprocess(), recipe
+        fields = {"lr": find_rate(*arguments)} if kept else new_head_fields(*arguments)
+        return replace(self, recipe=replace(recipe, **fields))
 
     def _load_backbone(self) -> Pretrained:
         """The backbone, checked to take the images."""
@@ -171,6 +174,21 @@ class AdaptationTask(ClassificationTask):
         size = f"{summary['bytes'] / 1000:,.1f} kB"
         trained = f"{summary['trained']:,} parameters trained, in {file}, {size}"
         return f"{scores}\n{trained}\n{folder}"
+
+    @staticmethod
+    def failure(run: Run, summary: dict[str, Any]) -> str | None:
+        """Near chance after a fifth of the usual steps: no surer than by two standard errors."""
+        if run.recipe.steps < ENOUGH_STEPS or run.recipe.train == "nothing":
+            return None
+        chance, tested = 1 / len(run.classes), len(unpack_correct(summary["test_correct"]))
+        limit = chance + 2 * (chance * (1 - chance) / tested) ** 0.5
+        accuracy = summary["test_balanced_accuracy"]
+        if accuracy > limit:
+            return None
+        return (
+            f"the network has learned nothing: {100 * accuracy:.2f} % where guessing has "
+            f"{100 * chance:.2f} %; try a lower --lr, or more images"
+        )
 
 
 def _resolve_backbone(recipe: AdaptationRecipe) -> AdaptationRecipe:

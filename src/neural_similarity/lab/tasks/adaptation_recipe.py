@@ -1,6 +1,6 @@
 """The settings of an adaptation, its run folder and its network."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, ClassVar, Literal
@@ -86,11 +86,14 @@ class AdaptationRecipe(Recipe, FirstFields):
     similarity: Similarity | None = STATIC_FULL
     steps: int = 300
     lr: float = 0.0
-    """Learning rate before the first drop; 0 takes a fifth of the limit that the largest
-    curvature of the outputs sets, on a batch of the training images; and less where the network
-    keeps its classifier and gets fewer than 40 % of up to 500 of them wrong."""
+    """Learning rate before the first drop. 0, with a new classifier: Adam, whose updates change M,
+    gains and shifts by 0.01, kernels by a hundredth, and logits by 0.4. 0, with the network's own:
+    a fifth of the limit that the largest curvature of the outputs sets, on a batch of the training
+    images; and less where it gets fewer than 40 % of up to 500 of them wrong."""
     head_lr: float | None = None
     """Learning rate of the head, where that trains, before the first drop; by default `lr`."""
+    relative_lr: bool = False
+    """The rate of a kernel outside the head is `lr` times its root mean square at the start."""
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
     weight_decay: float = 0.0
@@ -165,15 +168,18 @@ class AdaptationRecipe(Recipe, FirstFields):
         return Backbone(*own, self.where, (Run, FewShotRun, AdaptationRun))
 
     def rate_groups(self, model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        if self.head_lr is None:
+        if self.head_lr is None and not self.relative_lr:
             return groups
-        head = set(model.get_submodule(head_name(model)).parameters())
-        split = (
-            (group | extra, [p for p in group["params"] if (p in head) == bool(extra)])
+        scales = dict.fromkeys(model.parameters(), 1.0)
+        if self.relative_lr:
+            scales |= {p: size for layer in model.modules() for p, size in kernel_sizes(layer)}
+        head = model.get_submodule(head_name(model)).parameters()
+        scales |= dict.fromkeys(head, 1.0 if self.head_lr is None else self.head_lr / self.lr)
+        return [
+            group | {"params": [p for p in group["params"] if scales[p] == scale], "scale": scale}
             for group in groups
-            for extra in ({}, {"scale": self.head_lr / self.lr})
-        )
-        return [group | {"params": chosen} for group, chosen in split if chosen]
+            for scale in dict.fromkeys(scales[p] for p in group["params"])
+        ]
 
     def load_backbone(self, classes: tuple[str, ...], **sizes: int) -> Pretrained:
         """The backbone with its weights, for these classes; a new classifier is of the seed."""
@@ -215,6 +221,15 @@ class AdaptationRun(Run):
         """The network that training starts from: the backbone, M = I or as a run learned it."""
         backbone = self.recipe.load_backbone(self.classes, **self.input_sizes)
         return adapt_network(backbone.model, self.recipe, backbone.converted)
+
+
+def kernel_sizes(layer: nn.Module) -> Iterator[tuple[nn.Parameter, float]]:
+    """The root mean square of a layer's own kernels, or of the one that a parameter adds to."""
+    for name, own in layer.named_parameters(recurse=False):
+        kernel = layer.get_parameter("weight") if name in getattr(layer, "ADDED", ()) else own
+        size = kernel.detach().float().square().mean().sqrt().item()
+        if kernel.dim() > 1 and size > 0:
+            yield own, size
 
 
 def adapt_network(

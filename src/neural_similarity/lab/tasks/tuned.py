@@ -32,6 +32,8 @@ class TunedLayer(nn.Module, ABC):
 
     PARTS: ClassVar[tuple[str, ...]]
     """Names of the new parameters, or of the modules that hold them."""
+    ADDED: ClassVar[tuple[str, ...]] = ()
+    """Names of those that add to the kernel, and are changed by as much as it is."""
 
     @abstractmethod
     def add_parameters(self) -> None:
@@ -130,7 +132,7 @@ class ResidualAdapter(TunedConv2d):
     A = 0; the authors' at 1e-4 I. Parameters: O C/g. Code: https://github.com/VICO-UoE/URL
     """
 
-    PARTS = ("central",)
+    PARTS = ADDED = ("central",)
 
     def add_parameters(self) -> None:
         self.central = nn.Parameter(self.weight.new_zeros(self.weight.shape[:2]))

@@ -158,6 +158,11 @@ class Task(Protocol[AnyRun, AnyRecipe]):
         ...
 
     @staticmethod
+    def failure(run: AnyRun, summary: dict[str, Any]) -> str | None:
+        """Why a run that came to its end has failed all the same, or None."""
+        return None
+
+    @staticmethod
     def scored_texts(run: AnyRun) -> dict[str, str]:
         """What `nsim report` shows beside the summary: scores by the names of their files."""
         return {}

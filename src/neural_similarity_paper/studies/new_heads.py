@@ -1,0 +1,188 @@
+"""The default of `nsim train adapt` with a new head, in cells chosen before the first run.
+
+docs/evidence/new-heads.md has the design and the law.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from neural_similarity.lab.data import Dataset, load_dataset
+from neural_similarity.lab.session import initial_state
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
+from neural_similarity.lab.train.graph import plain_update
+from neural_similarity.lab.train.loop import Job, step_rate, update_once
+from neural_similarity_paper.recipes.adaptation import HEADED, LITE, RATES, RESNET
+from neural_similarity_paper.studies.adapt_training import (
+    MEMORY,
+    MemoryRun,
+    run_facts,
+    score_in_memory,
+)
+from neural_similarity_paper.studies.rates import Trial
+from neural_similarity_paper.studies.sheets import (
+    ReportLine,
+    cpu_runtime,
+    filling_alone,
+    open_sheet,
+    read_sheet,
+)
+from neural_similarity_paper.tables.markdown import markdown_rows
+
+NEW_HEADS = "new-heads"
+"""Folder of the records below that of all results."""
+SEEDS, FIVE_RATES, MARGIN = (11, 12, 13), (0.003, 0.01, 0.03, 0.1, 0.3), 0.02
+GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "signs": ("sign-digits", RESNET | {"image_size": 32}),
+    "signs-lite0": ("sign-digits", LITE),
+    "flowers": ("flowers12", LITE),
+}
+"""Folders of the images, and networks."""
+
+
+class HeadCell(NamedTuple):
+    """Images and network, images of each class, what trains, by which statistics, with flips."""
+
+    group: str
+    per_class: int
+    train: str
+    norm: str
+    flip: bool
+    tuned: bool = False
+    """Whether it also runs by gradient descent at five rates."""
+
+    @property
+    def trials(self) -> tuple[tuple[str, float], ...]:
+        """Ways and rates: the default, the probe at its records' rate, and five rates."""
+        pair = (("default", 0.0), ("probe", RATES[self.group]["head"]))
+        return (*pair, *(("rate", rate) for rate in FIVE_RATES)) if self.tuned else pair
+
+
+CELLS = {
+    "A": HeadCell("signs", 5, "M+head", "eval", False, tuned=True),
+    "B": HeadCell("signs", 5, "all", "train", True, tuned=True),
+    "C": HeadCell("signs", 20, "M+head", "eval", False, tuned=True),
+    "D": HeadCell("signs", 20, "M+head", "train", False),
+    "E": HeadCell("signs", 20, "norm+head", "eval", True, tuned=True),
+    "F": HeadCell("signs", 160, "M+head", "eval", False),
+    "G": HeadCell("signs", 160, "M+all", "train", False),
+    "H": HeadCell("signs-lite0", 5, "M+head", "eval", False),
+    "I": HeadCell("signs-lite0", 20, "M+norm+head", "eval", False),
+    "J": HeadCell("signs-lite0", 160, "all", "train", False),
+    "K": HeadCell("flowers", 5, "M+head", "eval", True, tuned=True),
+    "L": HeadCell("flowers", 20, "M+head", "train", True),
+}
+RUNS = sorted(
+    (
+        Trial(way, (rate,), name, seed)
+        for (name, cell), seed in product(CELLS.items(), SEEDS)
+        for way, rate in cell.trials
+    ),
+    key=lambda run: (run.way == "rate", run.draw),
+)
+"""All runs, defaults and probes first, a seed after the other."""
+
+
+def head_recipe(run: Trial, data: Path) -> AdaptationRecipe:
+    """The recipe of a run, its files below `data`."""
+    cell = CELLS[run.change]
+    fields = GROUPS[cell.group][1] | HEADED | {"per_class": cell.per_class, "norm": cell.norm}
+    fields |= {"flip": cell.flip, "train": "head" if run.way == "probe" else cell.train}
+    for name in ("backbone", "weights"):
+        if fields.get(name, "").startswith("data/"):
+            fields[name] = str(data / fields[name].removeprefix("data/"))
+    return AdaptationRecipe(**fields, dataset="folder", lr=run.rates[0], seed=run.draw, threads=1)
+
+
+@lru_cache(maxsize=2)
+def _images(folder: Path, size: int) -> Dataset:
+    return load_dataset("folder", root=folder, image_size=size)
+
+
+def sheet_path(results: Path) -> Path:
+    """The file of all runs."""
+    return results / NEW_HEADS / "runs.json"
+
+
+def run_new_heads(data: Path, results: Path, report: ReportLine) -> None:
+    """Run what is missing."""
+
+    def run_trial(run: Trial) -> dict[str, Any]:
+        folder, fields = GROUPS[CELLS[run.change].group]
+        images = _images(data / folder, fields["image_size"])
+        return train_as_command(head_recipe(run, data), images, data)
+
+    with filling_alone(results / NEW_HEADS):
+        open_sheet(sheet_path(results)).fill(RUNS, run_trial, report)
+
+
+def train_as_command(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
+    """Train and score as `nsim train adapt` does, in no folder."""
+    task, runtime = AdaptationTask.of_dataset(recipe, whole), cpu_runtime()
+    task = task if recipe.lr else task.with_own_rate()
+    run: Any = task.new_run(MEMORY, "adapt", 1.0, data)
+    state = initial_state(run, runtime)
+    job = Job(run.recipe, runtime, task.objective(run, runtime))
+    advance = plain_update(partial(update_once, job, state, state.model.train()), state.optimizer)
+    for step in range(run.recipe.steps):
+        job.objective.prepare(step)
+        advance(step_rate(run.recipe, step))
+    memory = MemoryRun(task, run, state)
+    facts = run_facts(memory, score_in_memory(memory, whole.test), whole.test)
+    fields = ("lr", "head_lr", "optimizer")
+    facts |= {field: getattr(run.recipe, field) for field in fields}
+    return facts | {"finite": bool(state.totals[0].isfinite())}
+
+
+def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the law asks of a cell: finite runs, leads over the probe, and over the best rate."""
+    ran = {
+        (way, rate): [r for s in SEEDS if (r := runs.get(str(Trial(way, (rate,), name, s))))]
+        for way, rate in CELLS[name].trials
+    }
+    by_seed = {trial: [run["accuracy"] for run in own] for trial, own in ran.items()}
+    means = {trial: fmean(own) for trial, own in by_seed.items() if len(own) == len(SEEDS)}
+    default, probe, *rates = CELLS[name].trials
+    best = max(means[rate] for rate in rates) if rates and means.keys() >= {*rates} else None
+    mean = means.get(default)
+    pairs = zip(by_seed[default], by_seed[probe], strict=False)
+    return {
+        "finite": all(run["finite"] for run in ran[default]),
+        "default": mean,
+        "least lead over the probe": min((a - b for a, b in pairs), default=None),
+        "best of five rates": best,
+        "behind it": None if best is None or mean is None else best - mean,
+    }
+
+
+def new_heads_to_markdown(results: Path) -> str:
+    """What has run, as a table, and how far the law holds."""
+    runs = read_sheet(sheet_path(results)).runs
+    facts = {name: cell_facts(name, runs) for name in CELLS}
+    leads, behind = (
+        [f[key] for f in facts.values() if f[key] is not None]
+        for key in ("least lead over the probe", "behind it")
+    )
+    broken, below = (not f["finite"] for f in facts.values()), (lead < -MARGIN for lead in leads)
+    verdict = (
+        f"{len(runs)} of {len(RUNS)} runs. Not finite: {sum(broken)} cells. More than two points "
+        f"below the probe of a seed: {sum(below)} of {len(leads)} cells. Within two points of the "
+        f"best of five rates: {sum(gap <= MARGIN for gap in behind)} of {len(behind)} cells."
+    )
+    head = ("cell", "images", "of each", "trains", "statistics", "flips", *facts["A"])
+    rows = [
+        (name, *(str(part) for part in cell[:5]), *map(_text, facts[name].values()))
+        for name, cell in CELLS.items()
+    ]
+    return (
+        "\n\n".join(["# The default with a new head", verdict, markdown_rows(head, *rows)]) + "\n"
+    )
+
+
+def _text(value: bool | float | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else f"{100 * value:.2f}"
