@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
 
@@ -204,7 +205,10 @@ def test_the_default_with_a_new_head_is_never_below_the_probe(tmp_path):
     def score(train, lr):
         path = tmp_path / f"{train}-{lr}"
         adapted = AdaptationRecipe(**fields, train=train, lr=lr)
-        return read_json(session.train(adapted, out=path, device="cpu").summary)["test_accuracy"]
+        with suppress(RunError) if lr else nullcontext():  # Rates may diverge, the default not.
+            run = session.train(adapted, out=path, device="cpu")
+            return read_json(run.summary)["test_accuracy"]
+        return 0.0
 
     probe, behind = score("head", 0.1), []
     for train in ("M+head", "norm+head", "all", "M+norm+head", "M+all"):

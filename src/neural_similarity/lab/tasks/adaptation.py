@@ -176,7 +176,7 @@ class AdaptationTask(ClassificationTask):
         return f"{scores}\n{trained}\n{folder}"
 
     @staticmethod
-    def failure(run: Run, summary: dict[str, Any]) -> str | None:
+    def failure(run: Any, summary: dict[str, Any]) -> str | None:
         """Near chance after a fifth of the usual steps: no surer than by two standard errors."""
         if run.recipe.steps < ENOUGH_STEPS or run.recipe.train == "nothing":
             return None

@@ -86,10 +86,11 @@ class AdaptationRecipe(Recipe, FirstFields):
     similarity: Similarity | None = STATIC_FULL
     steps: int = 300
     lr: float = 0.0
-    """Learning rate before the first drop. 0, with a new classifier: Adam, whose updates change M,
-    gains and shifts by 0.01, kernels by a hundredth, and logits by 0.4. 0, with the network's own:
-    a fifth of the limit that the largest curvature of the outputs sets, on a batch of the training
-    images; and less where it gets fewer than 40 % of up to 500 of them wrong."""
+    """Learning rate before the first drop. 0, with a new classifier: Adam in one cycle, whose
+    updates change M, gains and shifts by 0.01, kernels by a hundredth, and logits by 0.4. 0, with
+    the network's own: a fifth of the limit that the largest curvature of the outputs sets, on a
+    batch of the training images; and less where it gets fewer than 40 % of up to 500 of them
+    wrong."""
     head_lr: float | None = None
     """Learning rate of the head, where that trains, before the first drop; by default `lr`."""
     relative_lr: bool = False
