@@ -1,6 +1,6 @@
 """From a trained network to an int8 ONNX file: docs/tutorials/ship.md as a program.
 
-It adapts a small network to embedded images by its similarities, exports it, and asks onnxruntime.
+It adapts a small network to turned images by its similarities, exports it, and asks onnxruntime.
 A minute or two on a laptop; `python examples/ship.py FOLDER` writes below FOLDER, else here.
 """
 
@@ -10,12 +10,14 @@ from pathlib import Path
 
 import onnxruntime
 import torch
+from PIL import Image
 
 from neural_similarity.lab.cli import main
+from neural_similarity.lab.data import load_dataset
 from neural_similarity.lab.session import load, open_run
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-start, adapted = folder / "start", folder / "adapted"
+start, before, adapted = folder / "start", folder / "before", folder / "adapted"
 
 
 def nsim(*words: object) -> None:
@@ -28,9 +30,22 @@ def nsim(*words: object) -> None:
 small = ("--dataset", "embedded", "--model", "resnet20", "--width", 0.25, "--batch-size", 32)
 nsim("train", *small, "--similarity", "none", "--steps", 120, "--out", start)
 
-# M and the classifier learn; the kernels stay. Kilobytes hold what was learned.
-learn = ("--train", "M+head", "--steps", 60)
-nsim("train", "adapt", "--backbone", start, "--dataset", "embedded", *learn, "--out", adapted)
+# Photographs of a camera that hangs askew: one folder for each class, in the backbone's order.
+data = load_dataset("embedded")
+for part, subset, count in (("train", data.train, 20), ("test", data.test, 40)):
+    for label, name in enumerate(data.train.classes):
+        place = folder / "photographs" / part / f"{label} {name.replace('/', '-')}"
+        place.mkdir(parents=True, exist_ok=True)
+        for index in torch.nonzero(subset.labels == label)[:count, 0].tolist():
+            image = Image.fromarray(subset.pixels[index, 0].numpy())
+            image.rotate(30, Image.Resampling.BILINEAR).save(place / f"{index}.png")
+
+# M learns, running statistics follow. Kilobytes hold what was learned.
+images = ("--backbone", start, "--data", folder / "photographs", "--classifier", "kept")
+images += ("--flip", False, "--crop", 0)
+none = ("--train", "nothing", "--steps", 1)
+nsim("train", "adapt", *images, *none, "--out", before)
+nsim("train", "adapt", *images, "--train", "M", "--norm", "train", "--steps", 60, "--out", adapted)
 
 # M folds into the kernels, and they become int8; the command checks what it wrote.
 file = folder / "network.onnx"

@@ -3,7 +3,7 @@
     uv run --group docs python scripts/build_site.py            # into site/
     uv run --group docs python scripts/build_site.py --serve    # and show it while you write
 
-Generated pages are git-ignored: the reference (`docs/reference/api`, `commands.md`, `fields.md`),
+Generated pages are git-ignored: home (README), the reference (`api`, `commands.md`, `fields.md`),
 the benchmarks of each processor (`docs/evidence/machines`), notebooks (`docs/notebooks/*.md`), and
 what stands in the root (contributing, changelog). So is `mkdocs.site.yml`, mkdocs.yml with the
 reference in its navigation.
@@ -39,6 +39,11 @@ API = DOCS / "reference" / "api"
 PACKAGE = ROOT / "src" / "neural_similarity"
 MACHINES = {"xeon": "benchmarks", "epyc": "benchmarks/epyc", "epyc-avx2": "benchmarks/avx2"}
 """Pages below docs/evidence/machines by the folder of their reports."""
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 LINKED = ("results/theory", "examples")
 """What pages show or link to outside of docs."""
 RECIPES = {
@@ -311,10 +316,12 @@ def write_command_line() -> None:
 
 
 def write_root_pages() -> None:
-    """Copy what stands in the root, its links as seen from docs."""
-    for name in ("CONTRIBUTING", "CHANGELOG"):
-        text = (ROOT / f"{name}.md").read_text("utf-8").replace("](docs/", "](")
-        (DOCS / f"{name.lower()}.md").write_text(text, "utf-8")
+    """Copy what stands in the root, its links as seen from docs. README is the home page."""
+    for name, page in ROOT_PAGES.items():
+        text = (ROOT / name).read_text("utf-8").replace("](docs/", "](").replace(".ipynb)", ".md)")
+        for other, target in ROOT_PAGES.items():
+            text = text.replace(f"]({other})", f"]({target})")
+        (DOCS / page).write_text(text, "utf-8")
 
 
 def missing_names(site: Path) -> list[str]:
@@ -332,6 +339,7 @@ def run_command(*command: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["SITE_DESCRIPTION"] = project["description"]
+    environment["SITE_NAME"] = f"neural-similarity {project['version']}"
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 

@@ -19,6 +19,8 @@ def absolute_links(text: str, repository: str, version: str) -> str:
 
     def absolute(link: re.Match[str]) -> str:
         picture, shown, path = link.groups()
+        if path.endswith("#gh-dark-mode-only"):  # an index has one theme
+            return ""
         if not repository:
             return "" if picture else shown
         view = "raw" if picture else "blob"

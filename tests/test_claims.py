@@ -142,32 +142,18 @@ def test_headlines_of_the_full_schedule():
         assert (change.high - change.low) / 2 < 0.5
 
 
-def steps(file, what, name, dtype=None):
-    """How long training steps take beside the plain network's, least and most."""
-    rows = json.loads(read(f"benchmarks/{file}"))["rows"]
-    found = [
-        row["times"]["step"]["ratio"]
-        for row in rows
-        if row["group"]["what"].startswith(what)
-        and row["name"] == name
-        and row["group"]["dtype"] == (dtype or row["group"]["dtype"])
-    ]
-    return f"{min(found):.2f} to {max(found):.2f}" if len(found) > 1 else f"{found[0]:.2f}"
-
-
-def test_the_readme_says_what_a_step_costs():
-    readme = read("README.md")
-    static = steps("recipes.json", "updates", "cifar10-static-uns")
-    dynamic = steps("recipes.json", "updates", "cifar10-dynamic-dns")
-    networks = " and ".join(
-        steps("epyc/price.json", "step of ResNet-18", "dynamic-diagonal", dtype)
-        for dtype in ("fp32", "bf16")
-    )
+def test_the_page_says_what_a_layer_costs_on_a_gpu():
     (layer,) = re.findall(
-        r"\| layer, forward and backward .*\*\* \((.*?)×\)", read("docs/evidence/gpu.md")
+        r"\| layer, forward and backward .*\*\* \((.*?)×\).*\((.*?)×\)",
+        read("docs/evidence/gpu.md"),
     )
-    assert f"| {static}; 0.97 to 1.00 |" in readme
-    assert f"| {dynamic}; {networks}; {layer} |" in readme
+    text = " ".join(read("docs/explanation/cost.md").split())
+    assert "M takes {} times a plain layer, a full one {} times".format(*layer) in text
+    unfolded = re.findall(
+        r"at batch 1 takes ([\d.]+) .*?at 96 pixels and ([\d.]+) .*?at batch 8 ([\d.]+);",
+        " ".join(read("docs/evidence/performance.md").split()),
+    )
+    assert all(number in text for number in unfolded[0])
 
 
 @pytest.mark.parametrize(
@@ -195,7 +181,7 @@ def test_the_page_says_what_other_layers_take(name, told):
         if row["name"] == name and row["group"]["what"] == "one layer"
     )
     assert len(found) == 2
-    text = " ".join(read("docs/explanation/which.md").split())
+    text = " ".join(read("docs/evidence/layers.md").split())
     assert told.format(f"{found[0]:.1f} to {found[1]:.1f}") in text
 
 
@@ -208,7 +194,7 @@ def test_what_layers_of_others_reach_in_a_short_schedule():
         "involution-3": "`involution-3` stays at chance, {}",
     }  # fmt: skip
     found = {r["name"]: e for r in rows if (e := r["costs"].get("test_error")) is not None}
-    text = " ".join(read("docs/explanation/which.md").split())
+    text = " ".join(read("docs/evidence/layers.md").split())
     assert found.keys() == told.keys()
     assert all(told[name].format(f"{error:.2f}") in text for name, error in found.items())
 
@@ -218,7 +204,7 @@ def test_what_light_predictors_are_worth():
     (wide, ours), (wider, small) = full.lines, diagonal.lines
     plain, *_ = panels("light", 1 / 32)[0].lines
     errors = {line.row.recipe: our_result(line) for line in first.lines if line.records}
-    text = " ".join(read("docs/explanation/which.md").split())
+    text = " ".join(read("docs/evidence/layers.md").split())
     for told in (
         f"full M errs on {our_result(ours)} %, a wider plain network about as slow on",
         f"{our_result(wide)} %, {interval_text(ours.baseline_difference.by_image)} points by image",
@@ -231,11 +217,19 @@ def test_what_light_predictors_are_worth():
     assert note + our_result(plain).partition(" ")[0] in read("docs/evidence/costs.md")
 
 
-def test_the_readme_quotes_the_full_schedule():
+def test_the_page_quotes_the_full_schedule():
     (panel, _) = panels("4")
-    errors = {line.row.label: f"{line.mean_value:.2f}" for line in panel.lines if line.records}
-    told = "; ".join(errors[label] for label in ("CNN", "static UNS", "static DNS"))
-    assert f"| {told} % |" in read("README.md")
+    lines = {line.row.label: line for line in panel.lines if line.records}
+    change = {
+        label: signed_number(lines[label].baseline_difference.by_image.mean)
+        for label in ("static UNS", "static DNS")
+    }
+    text = " ".join(read("docs/explanation/scratch.md").split())
+    assert f"has {lines['CNN'].mean_value:.2f} % error; static full M changes that by" in text
+    told = (
+        f"{change['static UNS']} points and static diagonal M by {change['static DNS']}, one seed"
+    )
+    assert told in text
 
 
 def test_what_sharing_a_matrix_is_worth():
@@ -259,7 +253,7 @@ def test_what_one_matrix_an_image_is_worth():
     assert f"{our_result(line)} %, three seeds: {interval_text(change.by_seed)} points" in told
     assert f"[{interval_text(change.by_image).partition('[')[2]} by image" in told
     assert change.by_seed.excludes_zero
-    assert interval_text(change.by_seed) in read("docs/explanation/which.md")
+    assert interval_text(change.by_seed) in read("docs/evidence/layers.md")
 
 
 def test_what_a_bound_is_worth():
@@ -376,13 +370,18 @@ def test_headlines_of_adaptations():
     assert COMPARISONS["noise-25-full-statistics", "noise-25-norm-statistics"][0] == "unclear"
 
 
-def test_the_readme_quotes_adaptations():
-    both = [panel for table in ("adapt", "adapt-cifar") for panel in panels(table)]
-    lines = {line.row.recipe: our_result(line) for panel in both for line in panel.lines}
-    for group, ways in (
-        ("rotation-30", ("full-statistics", "norm-statistics", "all")),
-        ("noise-25", ("full-statistics", "norm-statistics", "all")),
-        ("signs", ("full", "oft", "all")),
-    ):
-        told = "; ".join(lines[f"{group}-{way}"] for way in ways)
-        assert f"| {told} % |" in read("README.md")
+def test_the_page_quotes_adaptations():
+    lines = {line.row.recipe: our_result(line) for p in panels("adapt") for line in p.lines}
+    text = " ".join(read("docs/explanation/adaptation.md").split())
+    ways = {
+        "full": "static full M reaches {} %",
+        "norm": "tuning {} %",
+        "lora": "LoRA of rank 1 {} %",
+        "oft": "diag-OFT {} %",
+        "all": "full fine-tuning {} %",
+        "head": "a linear probe reaches {} %",
+    }
+    for way, words in ways.items():
+        assert words.format(lines[f"signs-{way}"].partition(" ")[0]) in text
+    assert "+1.92 [+0.21, +3.64]" in text
+    assert "+1.92\n  [+0.21, +3.64] points" in ADAPTATION

@@ -1,0 +1,261 @@
+"""Write the tables of the pages that answer questions, and those of README, from the records.
+
+    python scripts/answers.py
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; a test compares every one.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from neural_similarity_paper.studies.adapt_map import CHANGES
+from neural_similarity_paper.studies.adapt_report import CellReport, read_map
+from neural_similarity_paper.tables import TABLES, make_report
+from neural_similarity_paper.tables.markdown import MINUS, markdown_rows, our_result, signed_number
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+PAGES = (
+    "README.md",
+    "docs/explanation/adaptation.md",
+    "docs/explanation/scratch.md",
+    "docs/explanation/cost.md",
+    "docs/explanation/claims.md",
+)
+LABELS_SHOWN = 10
+"""Labelled images of each class in the pictures and tables of the twelve changes."""
+METHODS = {
+    "all": "full fine-tuning",
+    "residual": "TSA (1×1 residual adapters)",
+    "lora-c4": "LoRA-C, rank 4",
+    "film": "FiLM",
+    "norm": "batch normalisation",
+    "full-default": "**static full M**, default rate",
+    "bias": "biases (BitFit)",
+    "oft": "diag-OFT",
+    "lora": "LoRA, rank 1",
+    "head": "linear probe",
+}
+"""Methods of the map that are shown, in the words of the pages."""
+OURS, REFERENCE = "full-default", "all"
+NETWORKS = {
+    "static UNS": "static full M",
+    "static DNS": "static diagonal M",
+    "dynamic DNS": "dynamic diagonal M",
+    "dynamic UNS": "dynamic full M",
+    "CNN++": "wider and deeper plain CNN",
+}
+"""Rows of Table 4 in the words of the pages."""
+ASKED = {
+    "A bilinear M generalises": "Convolution with M generalises convolution",
+    "A static M folds": "A static M costs nothing at inference",
+    "Self-attention is": "Self-attention is a special case",
+    "Static UNS errs less than the CNN": "Static full M lowers the error on CIFAR-10",
+    "Dynamic DNS errs less than the CNN": "Dynamic diagonal M lowers the error on CIFAR-10",
+    "CIFAR-100: dynamic DNS errs less than the CNN": "Dynamic diagonal M does so on CIFAR-100",
+    "Dynamic DNS errs less than CNN++": "… more than a larger plain network",
+    "Dynamic inference takes slightly": "Dynamic inference takes slightly more computation",
+    "Static NSN is ahead of fine-tuning": "Few-shot: static M is ahead of fine-tuning",
+    "Dynamic DNS errs less than CNN-10": "Dynamic diagonal M lowers the error on ImageNet",
+}
+"""Claims that a reader asks about, by the beginning of their line of evidence/claims.md."""
+
+
+@cache
+def changes() -> tuple[CellReport, ...]:
+    """The cells of the map with `LABELS_SHOWN` labels that have run."""
+    return tuple(cell for cell in read_map(RESULTS) if cell.labels == LABELS_SHOWN)
+
+
+def accuracies(cell: CellReport) -> dict[str, float]:
+    """Accuracy in percent of every method that trains, over draws."""
+    found = {way: 100 * right.double().mean().item() for way, right in cell.correct.items()}
+    return {way: value for way, value in found.items() if cell.trained[way]}
+
+
+def gaps(way: str) -> list[float]:
+    """Points to full fine-tuning in every cell; negative is behind."""
+    return [(found := accuracies(cell))[way] - found[REFERENCE] for cell in changes()]
+
+
+def methods_table() -> str:
+    """Methods by their mean accuracy over the changes."""
+    means = {way: fmean(accuracies(cell)[way] for cell in changes()) for way in METHODS}
+    rows = [
+        (
+            METHODS[way],
+            f"{changes()[0].trained[way]:,}",
+            f"{means[way]:.1f}",
+            f"{sum(gap >= -1 for gap in gaps(way))} of {len(changes())}",
+            f"{min(gaps(way)):+.1f}".replace("-", MINUS),
+        )
+        for way in sorted(METHODS, key=lambda way: -means[way])
+    ]
+    head = (
+        "method",
+        "parameters trained",
+        "mean accuracy, %",
+        "within 1 point of full",
+        "worst gap",
+    )
+    return markdown_rows(head, *rows)
+
+
+def differences(budget: float, panel: int = 0) -> dict[str, str]:
+    """Differences of error to the plain CNN with their seeds, by row of Table 4."""
+    found = {}
+    for line in make_report(TABLES["4"], budget=budget, results=RESULTS).panels[panel].lines:
+        change = line.baseline_difference
+        if change and change.by_image:
+            seeds = len(change.common)
+            count = f"{seeds} seed{'s' * (seeds > 1)}"
+            found[line.row.label] = f"{signed_number(change.by_image.mean)} ({count})"
+    return found
+
+
+def plain_errors() -> tuple[str, str, str]:
+    """Errors of the plain CNN: full and short schedule on CIFAR-10, short on CIFAR-100."""
+    wanted = ((1, 0), (0.125, 0), (0.125, 1))
+    panels = [make_report(TABLES["4"], budget=b, results=RESULTS).panels[i] for b, i in wanted]
+    full, short, hundred = (our_result(panel.lines[0]).partition(",")[0] for panel in panels)
+    return full, short, hundred
+
+
+def networks_table() -> str:
+    """Differences of the networks of Table 4 to the plain CNN."""
+    full, short, hundred = differences(1), differences(0.125), differences(0.125, 1)
+    panel = make_report(TABLES["4"], budget=1, results=RESULTS).panels[0]
+    paper = {line.row.label: line.row.paper for line in panel.lines}
+    rows = [
+        (
+            name,
+            signed_number(paper[label] - paper["CNN"]),
+            full.get(label, "not run"),
+            short.get(label, "not run"),
+            hundred.get(label, "not run"),
+        )
+        for label, name in NETWORKS.items()
+    ]
+    head = ("network", "paper", "all 64,000 updates", "8,000 updates", "CIFAR-100, 8,000 updates")
+    return markdown_rows(head, *rows)
+
+
+def ratios(file: str, name: str, kind: str, **group: Any) -> list[float]:
+    """Times of a benchmark over the plain ones, sorted; `what` is the beginning of its group's."""
+    rows = json.loads((ROOT / "benchmarks" / file).read_text("utf-8"))["rows"]
+    what = group.pop("what", "")
+    return sorted(
+        row["times"][kind]["ratio"]
+        for row in rows
+        if row["name"] == name
+        and str(row["group"].get("what", "")).startswith(what)
+        and all(row["group"].get(key) == value for key, value in group.items())
+    )
+
+
+def between(values: list[float]) -> str:
+    """The least and the greatest of some ratios."""
+    low, high = f"{values[0]:.2f}", f"{values[-1]:.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def costs() -> Iterator[tuple[str, str, list[float]]]:
+    """Similarity, case and times over the plain network's."""
+    resnet, epyc = "step of ResNet-18", "epyc/price.json"
+    folded = [
+        ratio
+        for file in ("inference.json", "epyc/inference.json")
+        for ratio in ratios(file, "static-full, folded", "forward")
+    ]
+    yield "static M, folded", "inference, CNN-9", sorted(folded)
+    yield "static M", "step, CNN-9", ratios("recipes.json", "cifar10-static-uns", "step")
+    yield "static M", "step, ResNet-18, bf16", ratios(epyc, "static-full", "step", what=resnet)
+    yield (
+        "one M per image (`ns.Pooled`)",
+        "step, ResNet-18",
+        ratios(epyc, "pooled-full", "step", what=resnet),
+    )
+    yield (
+        "light diagonal M (`ns.Light`)",
+        "step, ResNet-18",
+        ratios(epyc, "light-diagonal", "step", what=resnet),
+    )
+    yield (
+        "dynamic diagonal M",
+        "step, ResNet-18",
+        ratios(epyc, "dynamic-diagonal", "step", what=resnet),
+    )
+    yield "dynamic diagonal M", "step, CNN-9", ratios("recipes.json", "cifar10-dynamic-dns", "step")
+    yield (
+        "dynamic diagonal M",
+        "step, EfficientNet-Lite0",
+        ratios("epyc/networks.json", "dynamic-diagonal", "step", what="updates of EfficientNet"),
+    )
+    yield (
+        "dynamic diagonal M",
+        "one layer of 8 channels, 8×8",
+        ratios(epyc, "ours, layer with predictor", "forward + backward", channels=8),
+    )
+    yield "dynamic full M", "step, CNN-9", ratios("recipes.json", "cifar10-dynamic-uns", "step")
+
+
+def costs_table() -> str:
+    """Times over a plain network's, on one CPU thread."""
+    rows = [(name, case, between(values)) for name, case, values in costs()]
+    return markdown_rows(("similarity", "measured", "time ÷ plain"), *rows)
+
+
+def claim_rows() -> list[list[str]]:
+    """The cells of every claim of evidence/claims.md."""
+    text = (ROOT / "docs/evidence/claims.md").read_text("utf-8")
+    return [
+        line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| \d+ ", line)
+    ]
+
+
+def verdicts() -> list[tuple[str, int]]:
+    """Verdicts with the number of their claims, most frequent first."""
+    return Counter(row[3].strip("*") for row in claim_rows()).most_common()
+
+
+def claims_table() -> str:
+    """The claims of `ASKED` with their verdicts."""
+    found = {
+        start: (row[1], row[3])
+        for row in claim_rows()
+        for start in ASKED
+        if row[2].startswith(start)
+    }
+    rows = [(words, *found[start]) for start, words in ASKED.items()]
+    return markdown_rows(("claim", "where", "verdict"), *rows)
+
+
+TABLES_SHOWN: dict[str, Callable[[], str]] = {
+    "methods": methods_table,
+    "networks": networks_table,
+    "costs": costs_table,
+    "claims": claims_table,
+}
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """A page with its tables as the records have them."""
+    return BLOCK.sub(lambda m: f"{m[1]}\n{TABLES_SHOWN[m[2]]().strip()}\n\n{m[4]}", text)
+
+
+def change_labels() -> dict[str, str]:
+    """The labels of the changes that have run."""
+    return {cell.change: CHANGES[cell.change] for cell in changes()}
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        text = (ROOT / page).read_text("utf-8")
+        (ROOT / page).write_text(filled(text), "utf-8")

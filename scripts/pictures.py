@@ -1,0 +1,366 @@
+"""Draw the pictures of README and docs into docs/assets, light and dark, from the records.
+
+    python scripts/pictures.py [NAME...]
+
+Both are transparent; pages show the one for the reader's theme. Colours are Okabe and Ito's, which
+colour-blind readers tell apart. At its natural size a picture fits the column of the site.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+import answers
+import matplotlib as mpl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+from torch import Tensor
+
+import neural_similarity as ns
+from neural_similarity_paper.tables import TABLES, make_report
+
+ASSETS = Path(__file__).parents[1] / "docs" / "assets"
+BUDGETS = (1 / 64, 1 / 32, 1 / 8, 1)
+UPDATES = 64_000
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a picture."""
+
+    suffix: str
+    text: str
+    faint: str
+    ours: str
+    other: str
+
+
+THEMES = (
+    Theme("", "#222222", "#8a8a8a", "#D55E00", "#0072B2"),
+    Theme("-dark", "#e4e4e7", "#9a9aa2", "#FF8A3D", "#56B4E9"),
+)
+
+
+def style(theme: Theme) -> dict[str, object]:
+    """Settings of matplotlib."""
+    colours = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"),
+        theme.text,
+    )
+    return colours | {
+        "font.size": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.color": theme.faint,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+        "svg.hashsalt": "neural-similarity",
+        "figure.constrained_layout.use": True,
+    }
+
+
+def axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of one panel, in inches."""
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots()
+
+
+def matrix_of(structure: ns.nn.Structure, *raw: float) -> Tensor:
+    """M of a structure, by its stored numbers."""
+    layer = ns.Conv2d(1, 1, 3, similarity=ns.Static(structure))
+    with torch.no_grad():
+        layer.similarity.raw.copy_(torch.tensor(raw))
+        return layer.similarity.matrix()
+
+
+def kernel(_: Theme) -> Figure:
+    """What M does to a kernel: five matrices and the kernels W M."""
+    weight = torch.tensor([1.0, 0.6, 0.1, 0.5, 0.0, -0.5, -0.1, -0.6, -1.0])
+    cut = torch.ones(9)
+    cut[8] = 0
+    cases = {
+        "M = I": torch.eye(9),
+        "quarter turn": matrix_of(ns.Affine("angle"), 1.0),
+        "30°": matrix_of(ns.Affine("angle"), 1 / 3),
+        "shift": matrix_of(ns.Affine("shift"), 0.0, 1.0),
+        "tap cut off": torch.diag(cut),
+    }
+    figure = Figure(figsize=(7, 3.2))
+    panels = figure.subplots(2, len(cases))
+    for (name, matrix), (above, below) in zip(cases.items(), panels.T, strict=True):
+        changed = (weight @ matrix).view(3, 3)
+        above.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
+        above.set_title(name, fontsize=12)
+        below.imshow(changed, cmap="PuOr_r", vmin=-1.3, vmax=1.3)
+        for row in range(3):
+            for column in range(3):
+                value = f"{changed[row, column]:.1f}".replace("-0.0", "0.0")
+                below.text(column, row, value, ha="center", va="center", color="black")
+    for panel in panels.flat:
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set_visible(False)
+    panels[0, 0].set_ylabel("M, 9×9")
+    panels[1, 0].set_ylabel("W M, 3×3")
+    return figure
+
+
+LABEL_PLACES = {
+    "all": (-8, 8, "right"),
+    "residual": (0, 9, "center"),
+    "lora-c4": (10, -14, "left"),
+    "film": (0, 9, "center"),
+    "bias": (-8, -4, "right"),
+    "oft": (9, -6, "left"),
+    "lora": (9, -8, "left"),
+    "head": (9, -2, "left"),
+}
+SHORT = {"residual": "TSA", "film": "FiLM, batch norm", "bias": "BitFit"}
+
+
+def accuracy(theme: Theme) -> Figure:
+    """Mean accuracy over the changes by the number of parameters trained."""
+    cells = answers.changes()
+    means = {way: fmean(answers.accuracies(c)[way] for c in cells) for way in answers.METHODS}
+    figure, panel = axes(5.6, 3.6)
+    for way, (x, y, side) in LABEL_PLACES.items():
+        point = (cells[0].trained[way], means[way])
+        panel.plot(*point, "o", color=theme.faint, markersize=7)
+        name = SHORT.get(way, answers.METHODS[way])
+        panel.annotate(name, point, (x, y), textcoords="offset points", ha=side)
+    point = (cells[0].trained[answers.OURS], means[answers.OURS])
+    panel.plot(cells[0].trained["norm"], means["norm"], "o", color=theme.faint, markersize=7)
+    panel.plot(*point, "D", color=theme.ours, markersize=10)
+    bold = {"color": theme.ours, "weight": "bold", "va": "center"}
+    panel.annotate("static M", point, (10, 0), textcoords="offset points", **bold)
+    panel.set(xscale="log", xlim=(250, 800_000), ylim=(71.5, 75.6))
+    panel.set(xlabel="parameters trained", ylabel=f"accuracy, %, mean of {len(cells)} changes")
+    panel.grid(visible=True)
+    return figure
+
+
+def changes(theme: Theme) -> Figure:
+    """Every change: M, full fine-tuning, all other methods that train, and the image undone."""
+    figure, panel = axes(6.6, 5.2)
+    cells = sorted(answers.changes(), key=lambda cell: answers.accuracies(cell)[answers.OURS])
+    for y, cell in enumerate(cells):
+        found = answers.accuracies(cell)
+        others = [v for way, v in found.items() if way not in ("full", "full-default", "all")]
+        undone = cell.correct.get("undone")
+        fixed = {"color": theme.faint, "linestyle": "none"}
+        panel.plot(others, [y] * len(others), marker="|", markersize=11, **fixed)
+        panel.plot(found["all"], y, "s", color=theme.other, markersize=7)
+        panel.plot(found[answers.OURS], y, "D", color=theme.ours, markersize=8)
+        before = 100 * cell.correct["nothing"].double().mean()
+        panel.plot(before, y, "o", markerfacecolor="none", markeredgecolor=theme.text)
+        if undone is not None:
+            place = 100 * undone.double().mean()
+            panel.plot([place] * 2, [y - 0.4, y + 0.4], ":", color=theme.text, linewidth=2)
+    entries = (
+        ("D", theme.ours, "static M, default learning rate"),
+        ("s", theme.other, "full fine-tuning"),
+        ("|", theme.faint, "other methods that train"),
+    )
+    for marker, colour, name in entries:
+        panel.plot([], [], marker, color=colour, label=name)
+    panel.plot([], [], "o", markerfacecolor="none", markeredgecolor=theme.text, label="not adapted")
+    panel.plot([], [], ":", color=theme.text, label="image corrected, change known")
+    panel.set_yticks(range(len(cells)), [answers.CHANGES[cell.change] for cell in cells])
+    panel.set_xlabel("accuracy on changed CIFAR-10, %, 10 labels per class")
+    panel.grid(visible=True, axis="x")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=10)
+    return figure
+
+
+def schedule(theme: Theme) -> Figure:
+    """The difference of static M to the plain network by the length of training."""
+    figure, panel = axes(5.6, 3.4)
+    series = (("static UNS", theme.ours, "D"), ("static DNS", theme.other, "s"))
+    for label, colour, marker in series:
+        points = [point for budget in BUDGETS if (point := difference(label, budget))]
+        at, mean, low, high = zip(*points, strict=True)
+        spread = [
+            [m - b for m, b in zip(mean, low, strict=True)],
+            [t - m for m, t in zip(mean, high, strict=True)],
+        ]
+        panel.errorbar(
+            at, mean, spread, color=colour, marker=marker, capsize=4, label=answers.NETWORKS[label]
+        )
+    panel.axhline(0, color=theme.text, linewidth=1)
+    ticks = [round(UPDATES * budget) for budget in BUDGETS]
+    panel.set(xscale="log", xlabel="training updates", ylabel="error − plain CNN's, points")
+    panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
+    panel.set_xticks([], minor=True)
+    panel.legend(loc="lower right")
+    panel.grid(visible=True, axis="y")
+    return figure
+
+
+def difference(label: str, budget: float) -> tuple[float, float, float, float] | None:
+    """Updates, and the difference by test image with its 95 % interval."""
+    panel = make_report(TABLES["4"], budget=budget, results=answers.RESULTS).panels[0]
+    (line,) = (line for line in panel.lines if line.row.label == label)
+    change = line.baseline_difference.by_image if line.records else None
+    return (UPDATES * budget, change.mean, change.low, change.high) if change else None
+
+
+def cost(theme: Theme) -> Figure:
+    """Times over the plain network's."""
+    figure, panel = axes(6.6, 4.2)
+    rows = list(answers.costs())[::-1]
+    for y, (name, _, values) in enumerate(rows):
+        colour = theme.other if name.startswith("dynamic") else theme.ours
+        panel.barh(y, values[-1], color=colour, height=0.6)
+        panel.text(values[-1] * 1.04, y, answers.between(values), va="center")
+    names = [f"{name.partition(' (')[0]}\n{case}" for name, case, _ in rows]
+    panel.set_yticks(range(len(rows)), names, fontsize=9)
+    panel.axvline(1, color=theme.text, linewidth=1, linestyle=":")
+    panel.set(xscale="log", xlim=(0.7, 25), xlabel="time ÷ that of plain convolution, log scale")
+    panel.set_xticks([1, 2, 5, 10], ["1", "2", "5", "10"])
+    panel.set_xticks([], minor=True)
+    return figure
+
+
+def verdicts(theme: Theme) -> Figure:
+    """How many claims of the paper have which verdict."""
+    figure, panel = axes(6, 4.2)
+    rows = answers.verdicts()[::-1]
+    names, counts = zip(*rows, strict=True)
+    colours = [theme.ours if name.startswith("holds") else theme.other for name in names]
+    bars = panel.barh(names, counts, color=colours, height=0.7)
+    panel.bar_label(bars, padding=3)
+    panel.set_xlabel("claims")
+    return figure
+
+
+Box = tuple[str, float, float]
+
+
+def diagram(
+    theme: Theme,
+    size: tuple[float, float],
+    boxes: dict[str, Box],
+    arrows: tuple[tuple[str, str, str], ...],
+    strong: tuple[str, ...] = (),
+) -> Figure:
+    """Boxes of text at places in percent, and arrows with their words between them."""
+    figure, panel = axes(*size)
+    panel.set(xlim=(0, 100), ylim=(0, 100))
+    panel.set_axis_off()
+    drawn = {}
+    for key, (words, x, y) in boxes.items():
+        colour = theme.ours if key in strong else theme.text
+        frame = {"boxstyle": "round,pad=0.45", "facecolor": "none", "edgecolor": colour}
+        drawn[key] = panel.text(x, y, words, ha="center", va="center", bbox=frame, fontsize=10.5)
+    for start, end, words in arrows:
+        (_, x0, y0), (_, x1, y1) = boxes[start], boxes[end]
+        patches: list[FancyBboxPatch | None] = [drawn[k].get_bbox_patch() for k in (start, end)]
+        line = {
+            "arrowstyle": "-|>",
+            "color": theme.faint,
+            "patchA": patches[0],
+            "patchB": patches[1],
+        }
+        panel.annotate("", (x1, y1), (x0, y0), arrowprops=line | {"shrinkA": 2, "shrinkB": 2})
+        middle, level = ((x0 + x1) / 2, (y0 + y1) / 2), y0 == y1
+        place = {"ha": "center", "va": "bottom"} if level else {"ha": "left", "va": "center"}
+        shift = (0, 3) if level else (6, 0)
+        panel.annotate(
+            words,
+            middle,
+            shift,
+            textcoords="offset points",
+            color=theme.other,
+            fontsize=9.5,
+            **place,
+        )
+    return figure
+
+
+def which(theme: Theme) -> Figure:
+    """Which similarity: the decision tree."""
+    boxes: dict[str, Box] = {
+        "known": ("Is the change of the images\nknown (angle, zoom, flip)?", 30, 92),
+        "correct": ("correct the images;\nquarter turns: Affine", 80, 92),
+        "pretrained": ("Is the network pretrained\nand the data small?", 30, 71),
+        "static": ("static-full; compare with\nbatch norm and full tuning", 80, 71),
+        "cost": ("Must inference cost\nthe same?", 30, 50),
+        "free": ("static-full:\nfree, expect little", 80, 50),
+        "read": ("Must M be read or\nrestricted?", 30, 29),
+        "structures": ("Symmetric, Sparse,\nMasked, LowRank", 80, 29),
+        "research": ("dynamic-diagonal, compared with\na wider network of the same time", 30, 8),
+    }
+    yes = (
+        ("known", "correct", "yes"),
+        ("pretrained", "static", "yes"),
+        ("cost", "free", "yes"),
+        ("read", "structures", "yes"),
+    )
+    order = ("known", "pretrained", "cost", "read", "research")
+    no = tuple((a, b, "no") for a, b in pairwise(order))
+    return diagram(theme, (6.6, 5.6), boxes, yes + no, ("static",))
+
+
+def adapter(theme: Theme) -> Figure:
+    """The life of an adapter."""
+    boxes: dict[str, Box] = {
+        "network": ("pretrained\nnetwork", 9, 80),
+        "convert": ("M = I everywhere,\nsame outputs", 49, 80),
+        "train": ("M and head\ntrained", 90, 80),
+        "file": ("adapter file,\n7 to 15 kB", 90, 20),
+        "switch": ("several on one\nbackbone", 50, 20),
+        "fold": ("plain network,\nONNX", 10, 20),
+    }
+    arrows = (
+        ("network", "convert", "convert"),
+        ("convert", "train", "your loop"),
+        ("train", "file", "save_adapter"),
+        ("file", "switch", "adapters"),
+        ("switch", "fold", "fold"),
+    )
+    return diagram(theme, (7, 2.6), boxes, arrows, ("train",))
+
+
+def architecture(theme: Theme) -> Figure:
+    """The three houses and their rooms."""
+    boxes: dict[str, Box] = {
+        "paper": ("neural_similarity_paper\ntables, studies, theory (clone only)", 50, 92),
+        "lab": ("neural_similarity.lab\ndata, train, tasks, cli: nsim", 50, 72),
+        "tools": ("conversion, hub, peft, visualize, testing\nnetworks that exist", 50, 51),
+        "nn": ("nn, models\nstructures, predictors, layers", 50, 30),
+        "ops": ("ops\nreference, plain torch, C, Triton", 50, 9),
+    }
+    order = list(boxes)
+    arrows = tuple((a, b, "imports") for a, b in pairwise(order))
+    return diagram(theme, (5.6, 4.6), boxes, arrows, ("nn",))
+
+
+PICTURES: dict[str, Callable[[Theme], Figure]] = {
+    "kernel": kernel,
+    "accuracy": accuracy,
+    "changes": changes,
+    "schedule": schedule,
+    "cost": cost,
+    "verdicts": verdicts,
+    "which": which,
+    "adapter": adapter,
+    "architecture": architecture,
+}
+
+
+def main(names: list[str]) -> None:
+    """Draw the pictures that are named, or all."""
+    for name in names or PICTURES:
+        for theme in THEMES:
+            with mpl.rc_context(style(theme)):
+                figure = PICTURES[name](theme)
+                file = ASSETS / f"{name}{theme.suffix}.svg"
+                figure.savefig(file, transparent=True, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,86 @@
+"""Phrases that a reader of the pages stumbles over, with what to write: `python scripts/prose.py`.
+
+They are checked in README and in the pages of the navigation; code is left out.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PHRASES = {
+    r"is not apart from": "does not differ measurably from",
+    r"by its own rate|rate by curvature|own rate": "default learning rate",
+    r"\bways? (?:to adapt|of adapting|of training|that trains?)": "method",
+    r"\b(?:every|other|each|best|cheap) ways?\b": "method",
+    r"numbers (?:that are )?trained|trained numbers|\d[\d,]* numbers\b": "parameters",
+    r"\b(?:best|higher?|lower|same|one|its|fixed|smaller|larger) rates?\b": "learning rate",
+    r"\bmelts?\b": "shrinks as training continues",
+    r"\bturned back|changed back|\bundone\b": "corrected",
+    r"\bhands? out\b": "exports",
+    r"\bis told\b|\btold as\b": "is reported",
+    r"\bof which it has\b|\bof as many\b": "with as many",
+    r"\bis bound by\b": "is limited by",
+    r"\bstands? on\b": "acts on",
+    r"\bwhat follows is of\b": "the following was measured on",
+    r"\bbeside the plain\b|\bbeside plain\b|\bbeside a plain\b": "compared with",
+    r"\bit is on that\b|\bthat is on then\b": "the current one",
+    r"\bnumbers of (?!images|parameters|labels)": "a count, or parameters",
+    r"\bnobody(?:'s)? rate\b": "no learning rate",
+    r"\bby image alone\b|\bby seed alone\b": "by image only",
+    r"\bnot recorded\b|\bran again\b|\brun again\b": "leave it out, or point to a record",
+}
+"""Regular expressions, and what to write."""
+GENERATED = ("reference/api/", "reference/commands.md", "reference/fields.md", "notebooks/")
+"""Pages that other texts make."""
+
+
+def navigation() -> dict[str, str]:
+    """The pages of the navigation with their labels."""
+    text = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:\n")[2]
+    return dict(_leaves(yaml.safe_load(text)))
+
+
+def _leaves(entries: list) -> list[tuple[str, str]]:
+    found = []
+    for entry in entries:
+        ((label, value),) = entry.items()
+        found += _leaves(value) if isinstance(value, list) else [(value, label)]
+    return found
+
+
+def source(page: str) -> Path:
+    """The file that a page of the navigation is written in."""
+    roots = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
+    return ROOT / roots[page] if page in roots else ROOT / "docs" / page
+
+
+def written_pages() -> list[str]:
+    """The pages of the navigation that people write, without the changelog."""
+    pages = [page for page in navigation() if not page.startswith(GENERATED)]
+    return [page for page in pages if page != "changelog.md"]
+
+
+def prose(text: str) -> str:
+    """A page without code, tables' rules, formulas and addresses; lines stay where they are."""
+    blank = lambda match: "\n" * match[0].count("\n")  # noqa: E731
+    text = re.sub(r"```.*?```|\$\$.*?\$\$|<!--.*?-->", blank, text, flags=re.DOTALL)
+    return re.sub(r"`[^`\n]*`|\]\([^)]*\)|https?://\S+", "", text)
+
+
+def stumbles(page: str) -> list[str]:
+    """Every phrase of the list on a page, with its line and what to write."""
+    text = prose(source(page).read_text("utf-8"))
+    return [
+        f"{page}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}: write {better!r}"
+        for phrase, better in PHRASES.items()
+        for match in re.finditer(phrase, text, re.IGNORECASE)
+    ]
+
+
+if __name__ == "__main__":
+    problems = [line for page in written_pages() for line in stumbles(page)]
+    sys.stdout.write("\n".join([*problems, f"{len(problems)} phrases\n"]))
+    sys.exit(bool(problems))

@@ -1,0 +1,178 @@
+"""Laws of the pages that a reader navigates: short, in plain words, and true when pasted."""
+
+import ast
+import inspect
+import re
+import shlex
+
+import answers
+import prose
+import pytest
+
+import neural_similarity as ns
+from neural_similarity.lab import cli
+from neural_similarity.lab.cli import parsing
+
+PAGES = prose.written_pages()
+WORDS, ALL_WORDS, INTERVALS, COLUMNS = 1_500, 35_000, 15, 8
+INTERVAL = re.compile(r"\[[+−-]?\d[\d.]*, [+−-]?\d[\d.]*\]")
+COMMIT = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
+DURATION = re.compile(r"\b(second|minute|hour)s?\b")
+PLACEHOLDERS = {"TABLE": "4", "RECIPE": "quickstart", "RUN...": "RUN"}
+
+
+def read(page):
+    return prose.source(page).read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_short_and_named_as_in_the_navigation(page):
+    text = read(page)
+    label = prose.navigation()[page]
+    title = re.search(r"^# (.*)$", text, re.MULTILINE)[1]
+    assert title == {"Home": "neural-similarity"}.get(label, label)
+    assert len(text.split()) <= WORDS
+    assert len(INTERVAL.findall(text)) <= INTERVALS
+    for row in re.findall(r"^\|[ :|-]+\|$", text, re.MULTILINE):
+        assert row.count("|") - 1 <= COLUMNS
+    assert not COMMIT.findall(re.sub(r"https?://\S+|\(\S+\)", "", text))
+    assert not re.search("not recorded|ran again", text)
+
+
+def test_the_navigation_is_short():
+    assert len(PAGES) <= 38
+    assert sum(len(read(page).split()) for page in PAGES) <= ALL_WORDS
+    assert len(read("index.md").splitlines()) <= 110
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_in_the_words_of_the_field(page):
+    assert not prose.stumbles(page)
+
+
+def calls(text):
+    """Every `ns.name(…)` of a text, as far as its parentheses."""
+    for match in re.finditer(r"\bns\.[\w.]+\(", text):
+        depth, end = 1, match.end()
+        while depth and end < len(text):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        yield text[match.start() : end]
+
+
+def binds(call):
+    """Whether the library has the name of a call and takes its arguments; dots are any."""
+    expression = ast.parse(call, mode="eval").body
+    target = eval(ast.unparse(expression.func), {"ns": ns})
+    signature = inspect.signature(target)
+    if any(isinstance(one, ast.Starred) for one in expression.args):
+        return True
+    dots = any(isinstance(one, ast.Constant) and one.value is ... for one in expression.args)
+    bind = (
+        signature.bind_partial
+        if dots or None in {k.arg for k in expression.keywords}
+        else signature.bind
+    )
+    found = [
+        one for one in expression.args if not isinstance(one, ast.Constant) or one.value is not ...
+    ]
+    bind(*found, **{k.arg: k.value for k in expression.keywords if k.arg})
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_call_of_the_library_takes_its_arguments(page):
+    for call in calls(read(page)):
+        assert binds(call), call
+
+
+def test_a_call_that_lacks_an_argument_is_seen():
+    with pytest.raises(TypeError, match="weight_decay"):
+        binds("ns.parameter_groups(model)")
+
+
+class Parsed(BaseException):
+    """A command line is read as far as its options."""
+
+
+@pytest.fixture
+def only_parse(monkeypatch):
+    parse = parsing.tyro.cli
+
+    def stop(*args, **options):
+        parse(*args, **options)
+        raise Parsed
+
+    monkeypatch.setattr(parsing.tyro, "cli", stop)
+
+
+def commands(text):
+    """Lines of `nsim` in blocks and in the text, with the line or paragraph around them."""
+    for block in re.findall(r"```(?:sh)?\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("nsim "):
+                yield line.partition(" #")[0].partition(" > ")[0].partition(" && ")[0], line
+    for paragraph in re.sub(r"```.*?```", "", text, flags=re.DOTALL).split("\n\n"):
+        for line in re.findall(r"`(nsim [^`]*)`", paragraph):
+            yield " ".join(line.split()), paragraph
+
+
+@pytest.mark.usefixtures("only_parse")
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_parse_and_those_that_train_have_their_time(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line, around in commands(read(page)):
+        words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)[1:]]
+        whole = len(words) > 1 and not {"…", "NAME", "--config"} & {*words}
+        if whole and "/" not in words[0]:
+            for separator in ("|", ">"):
+                words = words[: words.index(separator)] if separator in words else words
+            try:
+                assert cli.main(words) != 2, line
+            except Parsed:
+                pass
+        if words[0] == "reproduce" and len(words) > 2 and "--print" not in words:
+            assert DURATION.search(around), line
+        if words[0] == "train" and len(words) > 2 and "--data" in words:
+            assert DURATION.search(around), line
+
+
+@pytest.mark.parametrize("page", answers.PAGES)
+def test_tables_are_what_the_records_say(page):
+    text = (answers.ROOT / page).read_text("utf-8")
+    assert answers.filled(text) == text
+    assert len(answers.BLOCK.findall(text)) == (page != "README.md")
+
+
+def test_the_readme_says_what_the_records_say():
+    text = " ".join(read("index.md").split())
+    means = {w: sum(answers.accuracies(c)[w] for c in answers.changes()) for w in answers.METHODS}
+    means = {way: total / len(answers.changes()) for way, total in means.items()}
+    ours, full, norm = (means[way] for way in (answers.OURS, "all", "norm"))
+    assert f"it is {full - ours:.1f} points behind full fine-tuning" in text
+    assert f"({ours:.1f}, {full:.1f} and {norm:.1f} %)" in text
+    near = sum(gap >= -1 for gap in answers.gaps(answers.OURS))
+    assert f"in {near} of the {len(answers.changes())} changes" in text
+    cells = {cell.change: answers.accuracies(cell) for cell in answers.changes()}
+    turned = cells["rotation-30"]
+    assert f"({turned[answers.OURS]:.1f} against {turned['all']:.1f} %)" in text
+    behind = [cells[c]["all"] - cells[c][answers.OURS] for c in ("rotation-45", "rotation-90")]
+    assert f"behind by {behind[0]:.0f} and {behind[1]:.0f} points for turns by 45° and 90°" in text
+    times = [v for name, _, values in answers.costs() if name == "static M" for v in values]
+    assert f"takes {min(times):.2f} to {max(times):.2f} times as long" in text
+    assert {value.split()[0] for value in answers.differences(1).values()} == {"−0.06", "−0.11"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pictures_have_both_themes(page):
+    shown = re.findall(r"!\[([^\]]+)\]\(([^)#]*assets/[\w-]+)\.svg#([\w-]+)\)", read(page))
+    light = {
+        (text, name)
+        for text, name, theme in shown
+        if theme.endswith(("only-light", "light-mode-only"))
+    }
+    dark = {(text, name.removesuffix("-dark")) for text, name, theme in shown if "dark" in theme}
+    assert light == dark
+    for _, name in light:
+        for suffix in ("", "-dark"):
+            assert (prose.source(page).parent / f"{name}{suffix}.svg").exists()
