@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from neural_similarity_paper.studies.adapt_map import CHANGES
-from neural_similarity_paper.studies.adapt_report import CellReport, read_map
+from neural_similarity_paper.studies.adapt_map import OLDER_MAP
+from neural_similarity_paper.studies.adapt_study import CellReport
 from neural_similarity_paper.tables import TABLES, make_report
 from neural_similarity_paper.tables.markdown import MINUS, markdown_rows, our_result, signed_number
 
@@ -36,14 +36,14 @@ METHODS = {
     "lora-c4": "LoRA-C, rank 4",
     "film": "FiLM",
     "norm": "batch normalisation",
-    "full-default": "**static full M**, default rate",
+    "full": "**static full M**, default learning rate",
     "bias": "biases (BitFit)",
     "oft": "diag-OFT",
     "lora": "LoRA, rank 1",
     "head": "linear probe",
 }
 """Methods of the map that are shown, in the words of the pages."""
-OURS, REFERENCE = "full-default", "all"
+OURS, REFERENCE = "full", "all"
 NETWORKS = {
     "static UNS": "static full M",
     "static DNS": "static diagonal M",
@@ -70,13 +70,23 @@ ASKED = {
 @cache
 def changes() -> tuple[CellReport, ...]:
     """The cells of the map with `LABELS_SHOWN` labels that have run."""
-    return tuple(cell for cell in read_map(RESULTS) if cell.labels == LABELS_SHOWN)
+    cells = OLDER_MAP.read(RESULTS)
+    return tuple(cell for cell in cells if cell.cell.facts["labels"] == LABELS_SHOWN)
+
+
+def trained(cell: CellReport, way: str) -> int:
+    """How many parameters a method trains."""
+    return cell.runs[way][0]["trained"]
+
+
+def all_accuracies(cell: CellReport) -> dict[str, float]:
+    """Accuracy in percent of every method, over draws; M at its default learning rate."""
+    return {way: 100 * right.double().mean().item() for way, right in cell.correct[-1].items()}
 
 
 def accuracies(cell: CellReport) -> dict[str, float]:
-    """Accuracy in percent of every method that trains, over draws."""
-    found = {way: 100 * right.double().mean().item() for way, right in cell.correct.items()}
-    return {way: value for way, value in found.items() if cell.trained[way]}
+    """Those of the methods that train."""
+    return {way: value for way, value in all_accuracies(cell).items() if trained(cell, way)}
 
 
 def gaps(way: str) -> list[float]:
@@ -90,7 +100,7 @@ def methods_table() -> str:
     rows = [
         (
             METHODS[way],
-            f"{changes()[0].trained[way]:,}",
+            f"{trained(changes()[0], way):,}",
             f"{means[way]:.1f}",
             f"{sum(gap >= -1 for gap in gaps(way))} of {len(changes())}",
             f"{min(gaps(way)):+.1f}".replace("-", MINUS),
@@ -248,11 +258,6 @@ BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 def filled(text: str) -> str:
     """A page with its tables as the records have them."""
     return BLOCK.sub(lambda m: f"{m[1]}\n{TABLES_SHOWN[m[2]]().strip()}\n\n{m[4]}", text)
-
-
-def change_labels() -> dict[str, str]:
-    """The labels of the changes that have run."""
-    return {cell.change: CHANGES[cell.change] for cell in changes()}
 
 
 if __name__ == "__main__":

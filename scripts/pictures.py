@@ -128,12 +128,14 @@ def accuracy(theme: Theme) -> Figure:
     means = {way: fmean(answers.accuracies(c)[way] for c in cells) for way in answers.METHODS}
     figure, panel = axes(5.6, 3.6)
     for way, (x, y, side) in LABEL_PLACES.items():
-        point = (cells[0].trained[way], means[way])
+        point = (answers.trained(cells[0], way), means[way])
         panel.plot(*point, "o", color=theme.faint, markersize=7)
         name = SHORT.get(way, answers.METHODS[way])
         panel.annotate(name, point, (x, y), textcoords="offset points", ha=side)
-    point = (cells[0].trained[answers.OURS], means[answers.OURS])
-    panel.plot(cells[0].trained["norm"], means["norm"], "o", color=theme.faint, markersize=7)
+    point = (answers.trained(cells[0], answers.OURS), means[answers.OURS])
+    panel.plot(
+        answers.trained(cells[0], "norm"), means["norm"], "o", color=theme.faint, markersize=7
+    )
     panel.plot(*point, "D", color=theme.ours, markersize=10)
     bold = {"color": theme.ours, "weight": "bold", "va": "center"}
     panel.annotate("static M", point, (10, 0), textcoords="offset points", **bold)
@@ -149,16 +151,14 @@ def changes(theme: Theme) -> Figure:
     cells = sorted(answers.changes(), key=lambda cell: answers.accuracies(cell)[answers.OURS])
     for y, cell in enumerate(cells):
         found = answers.accuracies(cell)
-        others = [v for way, v in found.items() if way not in ("full", "full-default", "all")]
-        undone = cell.correct.get("undone")
+        others = [v for way, v in found.items() if way not in (answers.OURS, "all")]
         fixed = {"color": theme.faint, "linestyle": "none"}
         panel.plot(others, [y] * len(others), marker="|", markersize=11, **fixed)
         panel.plot(found["all"], y, "s", color=theme.other, markersize=7)
         panel.plot(found[answers.OURS], y, "D", color=theme.ours, markersize=8)
-        before = 100 * cell.correct["nothing"].double().mean()
-        panel.plot(before, y, "o", markerfacecolor="none", markeredgecolor=theme.text)
-        if undone is not None:
-            place = 100 * undone.double().mean()
+        whole = answers.all_accuracies(cell)
+        panel.plot(whole["nothing"], y, "o", markerfacecolor="none", markeredgecolor=theme.text)
+        if (place := whole.get("undone")) is not None:
             panel.plot([place] * 2, [y - 0.4, y + 0.4], ":", color=theme.text, linewidth=2)
     entries = (
         ("D", theme.ours, "static M, default learning rate"),
@@ -169,7 +169,7 @@ def changes(theme: Theme) -> Figure:
         panel.plot([], [], marker, color=colour, label=name)
     panel.plot([], [], "o", markerfacecolor="none", markeredgecolor=theme.text, label="not adapted")
     panel.plot([], [], ":", color=theme.text, label="image corrected, change known")
-    panel.set_yticks(range(len(cells)), [answers.CHANGES[cell.change] for cell in cells])
+    panel.set_yticks(range(len(cells)), [cell.cell.label.partition(",")[0] for cell in cells])
     panel.set_xlabel("accuracy on changed CIFAR-10, %, 10 labels per class")
     panel.grid(visible=True, axis="x")
     figure.legend(loc="outside lower center", ncols=2, fontsize=10)

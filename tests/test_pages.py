@@ -153,7 +153,7 @@ def test_the_readme_says_what_the_records_say():
     assert f"({ours:.1f}, {full:.1f} and {norm:.1f} %)" in text
     near = sum(gap >= -1 for gap in answers.gaps(answers.OURS))
     assert f"in {near} of the {len(answers.changes())} changes" in text
-    cells = {cell.change: answers.accuracies(cell) for cell in answers.changes()}
+    cells = {cell.cell.changes[0]: answers.accuracies(cell) for cell in answers.changes()}
     turned = cells["rotation-30"]
     assert f"({turned[answers.OURS]:.1f} against {turned['all']:.1f} %)" in text
     behind = [cells[c]["all"] - cells[c][answers.OURS] for c in ("rotation-45", "rotation-90")]
