@@ -67,6 +67,16 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "angle": ("M by one angle", {"similarity": Static(Affine("angle", tied=True))}),
     "turn": ("turning the images", {"train": "baseline", "baseline": "turn"}),
     "all": ("full fine-tuning", {"train": "all"}),
+    "full-all": ("static full M and all weights", FULL | {"train": "M+all"}),
+    "full-then-all": ("static full M, then all weights", FULL),
+    # What these train is added by `studies.adapt_kin`.
+    "tsa": ("TSA: residual adapters, aligned features", {"train": "nothing"}),
+    "full-tsa": ("static full M and TSA", FULL),
+    "atoms-9": ("nine filter atoms, sparse codes", {"train": "nothing"}),
+    "undone": (
+        "image changed back, network as it is",
+        {"train": "nothing", "steps": 1, "drops": ()},
+    ),
 }
 MOVING = ("norm", "lora", "oft", "full")
 """Ways that also run with running statistics updated on the new images. SSF does not: normalising

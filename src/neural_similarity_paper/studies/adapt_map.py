@@ -53,48 +53,32 @@ FIRST_RATES = (3e-3, 0.01, 0.03)
 PLACE = SearchPlace(RATE_CHANGES, (11, 12, 13), FIRST_RATES)
 LONGER = {50: 2}
 """Factor on the steps for some numbers of labels."""
-UNDONE_LABEL = "image changed back, network as it is"
 ADDED = {"tsa": add_tsa, "atoms-9": add_coded_atoms}
 """Ways whose parts are added to the network here."""
-
-
-def _way(name: str, *rates: str, alone: str = "") -> Way:
-    return Way(WAYS[name][0], rates or (name,), alone)
-
-
+UNDRAWN = ("nothing", "undone")
+"""Ways whose answers do not depend on the draw."""
 MAP_WAYS = {
-    "full": _way("full"),
-    "norm": _way("norm"),
-    "full-norm": _way("full-norm", "full", "norm", alone="norm"),
-    "tsa": Way("TSA: residual adapters, aligned features", ("tsa",)),
-    "full-tsa": Way("static full M and TSA", ("full", "tsa"), "tsa"),
-    "all": _way("all"),
-    "full-all": Way("static full M and all weights", ("full", "all"), "all"),
-    "full-then-all": Way("static full M, then all weights", ("full", "all"), "all"),
-    "statistics": Way(WAYS["statistics"][0]),
-    "nothing": Way(WAYS["nothing"][0], every_draw=False),
-    "undone": Way(UNDONE_LABEL, every_draw=False),
-    "atoms-9": Way("nine filter atoms, sparse codes", ("atoms-9",)),
-    **{
-        way: _way(way)
-        for way in ("atoms", "residual-vector", "lora", "lora-c", "oft", "conv-adapter", "ssf")
-    },
-    **{way: _way(way) for way in ("film", "bias", "head")},
+    way: Way(WAYS[way][0], (way,) if rates is None else rates, alone, way not in UNDRAWN)
+    for way, rates, alone in (
+        ("full", None, ""),
+        ("norm", None, ""),
+        ("full-norm", ("full", "norm"), "norm"),
+        ("tsa", None, ""),
+        ("full-tsa", ("full", "tsa"), "tsa"),
+        ("all", None, ""),
+        ("full-all", ("full", "all"), "all"),
+        ("full-then-all", ("full", "all"), "all"),
+        ("statistics", (), ""),
+        ("nothing", (), ""),
+        ("undone", (), ""),
+        *((way, None, "") for way in ("atoms-9", "atoms", "residual-vector", "lora", "lora-c")),
+        *((way, None, "") for way in ("oft", "conv-adapter", "ssf", "film", "bias", "head")),
+    )
 }
 PAIRS = tuple(MAP_WAYS)[:11]
 """The ways that run first: M, what people train, and both."""
-KEEPING = ("nothing", "undone", "ssf")
+KEEPING = (*UNDRAWN, "ssf")
 """Ways that keep the backbone's statistics in every cell: those of the batch undo SSF."""
-
-
-FIELDS: dict[str, dict[str, Any]] = {
-    **{way: fields for way, (_, fields) in WAYS.items()},
-    "undone": WAYS["nothing"][1],
-    **{way: {"train": "nothing"} for way in ADDED},
-    **dict.fromkeys(("full-tsa", "full-then-all"), WAYS["full"][1]),
-    "full-all": WAYS["full"][1] | {"train": "M+all"},
-}
-"""Fields of the recipes of ways."""
 
 
 def trial_recipe(trial: Trial, labels: int, statistics: str = "new") -> AdaptationRecipe:
@@ -102,7 +86,7 @@ def trial_recipe(trial: Trial, labels: int, statistics: str = "new") -> Adaptati
     way = trial.way.removesuffix(CURVED)
     undone = UNDONE if way == "undone" else ""
     kept = way in KEEPING or (statistics == "backbone" and way != "statistics")
-    times, fields = LONGER.get(labels, 1), way_fields(CHANGED | FIELDS[way])
+    times, fields = LONGER.get(labels, 1), way_fields(CHANGED | WAYS[way][1])
     drops = tuple(times * drop for drop in fields["drops"])
     fields |= {"steps": times * fields["steps"], "drops": drops, "per_class": labels}
     fields |= {"norm": "eval" if kept else "train", "lr": 1.0, "seed": trial.draw}

@@ -22,7 +22,6 @@ from neural_similarity_paper.recipes.adaptation import WAYS
 from neural_similarity_paper.studies.adapt_map import (
     CHANGES,
     RATE_CHANGES,
-    UNDONE_LABEL,
     trial_recipe,
 )
 from neural_similarity_paper.studies.adapt_study import Cell, Study, Way
@@ -156,8 +155,7 @@ KNOWN: Mapping[str, tuple[Affine, float]] = {
 """The structure that moves kernels as a change moves images, and its number."""
 KNOWN_WAYS = {
     "full": Way("M from the geometry"),
-    "undone": Way(UNDONE_LABEL),
-    "nothing": Way(WAYS["nothing"][0]),
+    **{way: Way(WAYS[way][0]) for way in ("undone", "nothing")},
 }
 
 
