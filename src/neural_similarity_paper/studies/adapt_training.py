@@ -24,6 +24,7 @@ from neural_similarity.lab.tasks.own_rate import find_rate
 from neural_similarity.lab.train import Run, evaluate_model, pack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState, state_digest
 from neural_similarity.lab.train.environment import checkout_commit
+from neural_similarity.lab.train.graph import plain_update
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity_paper.recipes.adaptation import RESNET
@@ -120,8 +121,7 @@ def curvature_rates(memory: MemoryRun, parts: Sequence[list[nn.Parameter]]) -> l
         memory.network.train().requires_grad_(False)
         for parameter in part:
             parameter.requires_grad_(True)
-        new = recipe.classifier == "new"
-        rates.append(find_rate(memory.network, images, memory.task.preprocess(), recipe, new))
+        rates.append(find_rate(memory.network, images, memory.task.preprocess(), recipe))
     for parameter in (parameter for part in parts for parameter in part):
         parameter.requires_grad_(True)
     return rates
@@ -129,22 +129,26 @@ def curvature_rates(memory: MemoryRun, parts: Sequence[list[nn.Parameter]]) -> l
 
 def fit_groups(memory: MemoryRun, rates: Sequence[float], steps: range) -> list[float]:
     """Train in these steps of the recipe, each group at its rate; 0 takes those by curvature."""
-    task, run, state, runtime = memory.task, memory.run, memory.state, cpu_runtime()
-    parts = parameter_parts(state.model, task.recipe.classifier == "new")
+    parts = parameter_parts(memory.network, memory.task.recipe.classifier == "new")
     if not parts:
         rates = ()  # Statistics alone follow the images.
     elif list(rates) == [0.0]:
         rates = curvature_rates(memory, parts)
     groups = [{"params": p, "scale": rate} for p, rate in zip(parts, rates, strict=True)]
-    state.optimizer = make_optimizer(run.recipe, groups)
+    memory.state.optimizer = make_optimizer(memory.run.recipe, groups)
+    take_steps(memory, steps)
+    return list(rates)
+
+
+def take_steps(memory: MemoryRun, steps: range) -> None:
+    """Train in these steps of the recipe."""
+    task, run, state, runtime = memory.task, memory.run, memory.state, cpu_runtime()
     job = Job(run.recipe, runtime, task.objective(run, runtime))
     update = partial(update_once, job, state, state.model.train())
+    advance = plain_update(update, state.optimizer)
     for step in steps:
         job.objective.prepare(step)
-        for group in state.optimizer.param_groups:
-            group["lr"] = step_rate(run.recipe, step) * group.get("scale", 1.0)
-        update()
-    return list(rates)
+        advance(step_rate(run.recipe, step))
 
 
 def run_in_memory(

@@ -4,7 +4,7 @@ docs/evidence/new-heads.md has the design and the law.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 from neural_similarity.lab.data import Dataset, load_dataset
 from neural_similarity.lab.session import initial_state
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
-from neural_similarity.lab.train.graph import plain_update
-from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity_paper.recipes.adaptation import HEADED, LITE, RATES, RESNET
 from neural_similarity_paper.studies.adapt_training import (
     MEMORY,
     MemoryRun,
     run_facts,
     score_in_memory,
+    take_steps,
 )
 from neural_similarity_paper.studies.rates import Trial
 from neural_similarity_paper.studies.sheets import (
@@ -121,20 +120,15 @@ def run_new_heads(data: Path, results: Path, report: ReportLine) -> None:
 
 def train_as_command(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
     """Train and score as `nsim train adapt` does, in no folder."""
-    task, runtime = AdaptationTask.of_dataset(recipe, whole), cpu_runtime()
+    task = AdaptationTask.of_dataset(recipe, whole)
     task = task if recipe.lr else task.with_own_rate()
     run: Any = task.new_run(MEMORY, "adapt", 1.0, data)
-    state = initial_state(run, runtime)
-    job = Job(run.recipe, runtime, task.objective(run, runtime))
-    advance = plain_update(partial(update_once, job, state, state.model.train()), state.optimizer)
-    for step in range(run.recipe.steps):
-        job.objective.prepare(step)
-        advance(step_rate(run.recipe, step))
-    memory = MemoryRun(task, run, state)
+    memory = MemoryRun(task, run, initial_state(run, cpu_runtime()))
+    take_steps(memory, range(run.recipe.steps))
     facts = run_facts(memory, score_in_memory(memory, whole.test), whole.test)
     fields = ("lr", "head_lr", "optimizer")
     facts |= {field: getattr(run.recipe, field) for field in fields}
-    return facts | {"finite": bool(state.totals[0].isfinite())}
+    return facts | {"finite": bool(memory.state.totals[0].isfinite())}
 
 
 def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
