@@ -213,15 +213,15 @@ def _similarity(
     dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
     expected = similarity.state_dict()
     learned = {key for key, _ in similarity.named_parameters(remove_duplicate=False)}
-    own: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for key in [key for key in left if key.startswith(prefix)]:
         inner, tensor = key.removeprefix(prefix), left.pop(key)
         if inner in expected:
             kind = expected[inner].dtype
             tensor = loaded.cast(key, tensor, dtype if kind.is_floating_point else kind)
-        own[inner] = loaded.parameter(tensor) if inner in learned else tensor
-    _check_shapes(prefix, own, expected)
-    similarity.load_state_dict(own, assign=True)
+        tensors[inner] = loaded.parameter(tensor) if inner in learned else tensor
+    _check_shapes(prefix, tensors, expected)
+    similarity.load_state_dict(tensors, assign=True)
     return similarity
 
 

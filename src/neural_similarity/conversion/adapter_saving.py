@@ -78,27 +78,27 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     if not similarities_of(model) and not extra:
         raise ValueError("`model` must have similarities to save, got a network without any")
     extras = select_tensors(model, extra, "extra")
-    kept = {**learned_state(model), **_trained_state(model), **extras}
-    _check_rest(model, kept)
-    return write_adapter(model, path, kept)
+    tensors = {**learned_state(model), **_trained_state(model), **extras}
+    _check_rest(model, tensors)
+    return write_adapter(model, path, tensors)
 
 
-def write_adapter(model: nn.Module, path: File, kept: Mapping[str, Tensor]) -> Path:
+def write_adapter(model: nn.Module, path: File, tensors: Mapping[str, Tensor]) -> Path:
     """Write these tensors of a network, the texts of its similarities, and digests of all else."""
     layers = {n: m for n, m in plain_modules(model).items() if has_similarity(m)}
     texts = {
         name: _similarity_text(name, cast(SimilarityLayer, layer)) for name, layer in layers.items()
     }
-    for key, tensor in kept.items():
+    for key, tensor in tensors.items():
         check_finite(key, tensor)
     for name, layer in layers.items():
         _check_types(name, cast(SimilarityLayer, layer))
     state = plain_state(model)
-    kept = {key: tensor for key, tensor in state.items() if key in kept}
+    tensors = {key: tensor for key, tensor in state.items() if key in tensors}
     size = write_adapter_file(
-        Path(path), AdapterFile(texts, kept, state_digests(without_keys(state, kept)))
+        Path(path), AdapterFile(texts, tensors, state_digests(without_keys(state, tensors)))
     )
-    count = sum(tensor.numel() for tensor in {id(t): t for t in kept.values()}.values())
+    count = sum(tensor.numel() for tensor in {id(t): t for t in tensors.values()}.values())
     log.info("%s: %.1f kB, %s numbers", path, size / 1000, f"{count:,}")
     return Path(path)
 
@@ -106,8 +106,10 @@ def write_adapter(model: nn.Module, path: File, kept: Mapping[str, Tensor]) -> P
 def learned_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of a network's similarities, in the network's names."""
     similarities = similarities_of(model)
-    own = tuple(f"{name}." for name, part in plain_modules(model).items() if part in similarities)
-    return {key: tensor for key, tensor in plain_state(model).items() if key.startswith(own)}
+    prefixes = tuple(
+        f"{name}." for name, part in plain_modules(model).items() if part in similarities
+    )
+    return {key: tensor for key, tensor in plain_state(model).items() if key.startswith(prefixes)}
 
 
 def _trained_state(model: nn.Module) -> dict[str, Tensor]:
@@ -117,9 +119,9 @@ def _trained_state(model: nn.Module) -> dict[str, Tensor]:
     return {key: t for key, t in state.items() if key in owners and is_trained(*owners[key])}
 
 
-def _check_rest(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+def _check_rest(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Raise a `ValueError` where something that is not kept has changed since it was seen."""
-    owners, rest = _owners(model), without_keys(plain_state(model), kept)
+    owners, rest = _owners(model), without_keys(plain_state(model), saved)
     moved = [
         key
         for key in rest
@@ -206,10 +208,10 @@ def _save_pretrained(
 ) -> Any:
     result = type(model).save_pretrained(model, save_directory, *args, **options)
     writes = args[0] if args else options.get("is_main_process", True)
-    if (kept := learned_state(model)) and writes:
+    if (tensors := learned_state(model)) and writes:
         file = Path(save_directory, ADAPTER)
         try:
-            write_adapter(model, file, kept)
+            write_adapter(model, file, tensors)
         except ValueError as error:  # The weights are written: better no adapter than no run.
             remove_file(file)  # An earlier one would put an older M on these weights.
             log.warning("%s has M in its weights alone: %s", save_directory, error)

@@ -201,9 +201,9 @@ class Adapters(PrintedTable):
 
     def _equip(self, layer: nn.Module, similarity: nn.Module, merged: bool) -> dict[str, Tensor]:
         """Give a layer its similarity, or merge M into its kernels and return the old kernels."""
-        own = next(layer.parameters(recurse=False), next(layer.parameters()))
+        parameter = next(layer.parameters(recurse=False), next(layer.parameters()))
         ours = become_ours(layer)
-        ours.similarity = similarity.to(own.device, own.dtype).train(layer.training)
+        ours.similarity = similarity.to(parameter.device, parameter.dtype).train(layer.training)
         if not merged:
             return {}
         kernels = {kernel: getattr(layer, kernel) for kernel in ours.similarities()}

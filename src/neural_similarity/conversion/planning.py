@@ -169,8 +169,10 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
         name for name in names if not isinstance(modules.get(name), tuple(LAYER_CLASSES))
     )
     globs = [glob for glob in where if is_glob(glob)] if isinstance(where, list) else []
-    kept = [name for name, layer in layers.items() if isinstance(layer, tuple(LAYER_CLASSES))]
-    missing += [glob for glob in globs if not any(matches_glob(name, glob) for name in kept)]
+    convertible = [
+        name for name, layer in layers.items() if isinstance(layer, tuple(LAYER_CLASSES))
+    ]
+    missing += [glob for glob in globs if not any(matches_glob(name, glob) for name in convertible)]
     if missing:
         kinds = ", ".join(kind.__name__ for kind in LAYER_CLASSES)
         raise ValueError(f"`where` must name layers of the model ({kinds}), got {missing}")
@@ -250,7 +252,7 @@ def _subclass_advice(layer: nn.Module) -> str:
 def _class_name(layer: nn.Module) -> str:
     """The name of a layer's class, with its module if torch.nn has a class of that name."""
     kind = type(layer)
-    known = {one.__name__ for one in LAYER_CLASSES}
+    known = {kind_of_torch.__name__ for kind_of_torch in LAYER_CLASSES}
     return f"{kind.__module__}.{kind.__name__}" if kind.__name__ in known else kind.__name__
 
 
@@ -292,8 +294,10 @@ def starts_at_identity(similarity: Static | Dynamic, geometry: Geometry) -> bool
         zero = isinstance(similarity, Dynamic)
         raw = torch.zeros(structure.scalars) if zero else structure.initial()
         m = structure(raw[None])[0]
-        one = torch.eye(m.shape[-1]) if _is_matrix(m, structure, geometry) else torch.ones_like(m)
-        return torch.allclose(m, one.expand_as(m), atol=1e-6)
+        identity = (
+            torch.eye(m.shape[-1]) if _is_matrix(m, structure, geometry) else torch.ones_like(m)
+        )
+        return torch.allclose(m, identity.expand_as(m), atol=1e-6)
 
 
 def _is_matrix(m: Tensor, structure: StructureModule, geometry: Geometry) -> bool:

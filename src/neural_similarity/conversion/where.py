@@ -85,7 +85,7 @@ def select_tensors(
         ValueError: a part has another type, or matches nothing in the network.
     """
     state = {k: v for k, v in plain_state(model).items() if isinstance(v, kind)}
-    found: dict[str, Tensor] = {}
+    selected: dict[str, Tensor] = {}
     for part in parts if isinstance(parts, Collection) and not isinstance(parts, Part) else [parts]:
         new = {key: state[key] for key in _keys_of_part(model, part, state, argument)}
         if not new:
@@ -94,8 +94,8 @@ def select_tensors(
                 f"`{argument}` must name parts of the model that have parameters, got {part!r}; "
                 f"the model has {names}"
             )
-        found |= new
-    return found
+        selected |= new
+    return selected
 
 
 def _keys_of_part(model: nn.Module, part: Part, state: Iterable[str], argument: str) -> list[str]:
@@ -119,8 +119,8 @@ def choice_of(where: Where | None) -> Choice | None:
     """`where` as names, classes or a function."""
     if where is None or (callable(where) and not isinstance(where, type | nn.Module)):
         return where
-    one = isinstance(where, str | type | nn.Module) or not isinstance(where, Iterable)
-    parts = [where] if one else list(cast(Iterable[Any], where))
+    is_single = isinstance(where, str | type | nn.Module) or not isinstance(where, Iterable)
+    parts = [where] if is_single else list(cast(Iterable[Any], where))
     kinds = tuple(part for part in parts if isinstance(part, type))
     if kinds and len(kinds) == len(parts):
         return kinds
@@ -142,8 +142,8 @@ def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     if where is None:
         return isinstance(module, CONVOLUTIONS)
     if isinstance(where, list):
-        found = any(is_glob(glob) and matches_glob(name, glob) for glob in where)
-        return name in where or (found and isinstance(module, tuple(LAYER_CLASSES)))
+        matched = any(is_glob(glob) and matches_glob(name, glob) for glob in where)
+        return name in where or (matched and isinstance(module, tuple(LAYER_CLASSES)))
     if isinstance(where, tuple):
         return isinstance(module, tuple(LAYER_CLASSES)) and isinstance(module, where)
     return is_exact(module) and where(name, module)

@@ -36,8 +36,8 @@ def compact_layer(layer: _ConvNd, geometry: Geometry, structure: StructureModule
 
 def _shifts_channels(structure: StructureModule) -> bool:
     """Whether all kernels see one and the same tap of a channel."""
-    one = isinstance(getattr(structure, "inner", structure), ShiftModule)
-    return one and (structure.blocks is None or structure.blocks[0] == "channels")
+    is_shift = isinstance(getattr(structure, "inner", structure), ShiftModule)
+    return is_shift and (structure.blocks is None or structure.blocks[0] == "channels")
 
 
 @torch.no_grad()

@@ -39,8 +39,8 @@ class Geometry:
     @property
     def window(self) -> Window:
         """The window over an input from `pad`; symmetric zero padding is part of the window."""
-        own = self.padding if self.padding_mode == "zeros" else None
-        padding = own if isinstance(own, tuple) else (0,) * len(self.kernel_size)
+        amounts = self.padding if self.padding_mode == "zeros" else None
+        padding = amounts if isinstance(amounts, tuple) else (0,) * len(self.kernel_size)
         return Window(self.kernel_size, self.stride, padding, self.dilation)
 
     def pad_input(self, x: Tensor) -> Tensor:

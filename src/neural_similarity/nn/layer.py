@@ -235,8 +235,10 @@ def build_for(layer: nn.Module, spec: Similarity) -> nn.Module:
 def replaced_forward(layer: nn.Module) -> Any:
     """The `forward` set on a layer itself; None if it is the class's, as tools restore it."""
     forward = vars(layer).get("forward")
-    own = getattr(forward, "__self__", None) is layer
-    return None if own and getattr(forward, "__func__", None) is type(layer).forward else forward
+    is_bound = getattr(forward, "__self__", None) is layer
+    return (
+        None if is_bound and getattr(forward, "__func__", None) is type(layer).forward else forward
+    )
 
 
 def _release_forward(layer: nn.Module) -> None:

@@ -80,8 +80,8 @@ class Shared(Spec):
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
         """The predictor module for a layer of this geometry."""
-        own = replace(geometry, out_channels=1, groups=1) if self.share_adaptation else object()
-        adaptation = shared_part((self, own), lambda: self._adaptation_layer(geometry))
+        place = replace(geometry, out_channels=1, groups=1) if self.share_adaptation else object()
+        adaptation = shared_part((self, place), lambda: self._adaptation_layer(geometry))
         key = (self, geometry.kernel_size, geometry.spatial, scalars)
         head = shared_part(key, lambda: self._head_layers(geometry, scalars))
         return _Shared(self, geometry, scalars, adaptation, head)

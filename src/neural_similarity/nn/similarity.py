@@ -209,8 +209,8 @@ class DynamicSimilarity(nn.Module):
         self.predictor = _predictor_of(spec.predictor, geometry, self.structure.scalars)
         gains = torch.zeros(self.structure.scalars)
         self.gain = nn.Parameter(gains) if spec.init == "identity" else None
-        own = type(self) is DynamicSimilarity
-        self.frame = standard_frame(self.structure, geometry, spec.predictor) if own else None
+        is_base = type(self) is DynamicSimilarity
+        self.frame = standard_frame(self.structure, geometry, spec.predictor) if is_base else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -88,8 +88,8 @@ class Dilation(Wrapper):
 
     def contains_identity(self, geometry: Geometry) -> bool:
         """Whether the pattern keeps every tap."""
-        kept = self.kept_taps(geometry)
-        return bool(kept.all()) and self.structure.contains_identity(geometry)
+        taps = self.kept_taps(geometry)
+        return bool(taps.all()) and self.structure.contains_identity(geometry)
 
     def kept_taps(self, geometry: Geometry) -> Float[Tensor, " taps"]:
         """The diagonal of D: 1 for taps that are kept."""
@@ -103,9 +103,9 @@ class Dilation(Wrapper):
                 f"`rate` of a dilation must divide the kernel size {size} less one, "
                 f"got {self.rate!r}"
             )
-        kept = torch.zeros(size, device="cpu")
-        kept[tuple(slice(None, None, rate) for rate in rates)] = 1
-        return kept.flatten()
+        pattern = torch.zeros(size, device="cpu")
+        pattern[tuple(slice(None, None, rate) for rate in rates)] = 1
+        return pattern.flatten()
 
     def build(self, geometry: Geometry) -> StructureModule:
         """The module for a layer of this geometry."""
@@ -233,8 +233,8 @@ class MaskedModule(_Around):
         if self.continuous:
             return self.mask
         real = self.mask.detach()
-        kept = (real > self.threshold) | (real == real.max())
-        return _straight_through(kept.to(real.dtype), self.rate * self.mask)
+        above = (real > self.threshold) | (real == real.max())
+        return _straight_through(above.to(real.dtype), self.rate * self.mask)
 
     def forward(self, raw: Tensor) -> Tensor:
         """M = D R from the raw parameters of R."""
@@ -269,8 +269,8 @@ class _Sparse(_Around):
         # become one again, along which the entries of a position compete.
         entries = m.detach().flatten(1, m.dim() - raw.dim() + 1)
         largest = entries.abs().topk(self.keep, 1).indices
-        kept = torch.zeros_like(entries).scatter(1, largest, entries.gather(1, largest))
-        return _straight_through(kept.view(m.shape), m)
+        sparse = torch.zeros_like(entries).scatter(1, largest, entries.gather(1, largest))
+        return _straight_through(sparse.view(m.shape), m)
 
 
 class _Select(StructureModule):

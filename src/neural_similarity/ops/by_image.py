@@ -35,7 +35,7 @@ def convolve_by_image(given: Operands, bias: Tensor | None) -> Tensor:
     geometry, convolve = (window.stride, window.padding, window.dilation), CONVOLUTIONS[dims]
     if given.has_channels_last():
         parts = zip(x.split(1), kernels.unbind(), strict=True)
-        y = torch.cat([convolve(image, own, None, *geometry, groups) for image, own in parts])
+        y = torch.cat([convolve(image, kernel, None, *geometry, groups) for image, kernel in parts])
     else:
         side_by_side = x.reshape(1, -1, *x.shape[2:])
         y = convolve(side_by_side, kernels.flatten(0, 1), None, *geometry, n * groups)

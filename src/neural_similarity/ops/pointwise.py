@@ -1,13 +1,13 @@
-r"""The pointwise operations of a predictor, each in one pass over a map on a GPU and in C.
+r"""The pointwise operations of a predictor, each in one pass over a map on a GPU.
 
 $$f(p) = \frac{s}{\sqrt{\sum X(p)^2 + \varepsilon}}, \qquad
 z_c(p) = \max(0,\ y_c(p)\, f(p)), \qquad m_t(p) = g_t\, r_t(p) + i_t$$
 
 the factors of patches X, a scaled and rectified map, and M from the predicted values r. Triton's
-kernels, C and torch's own operations have the same six functions; traced programs, transforms and
-derivatives of derivatives take torch's. The functions are registered operators, so that compiled
-programs use Triton's too: the code that `torch.compile` made of torch's operations was slower than
-the operations themselves.
+kernels and torch's own operations have the same six functions; traced programs, transforms and
+derivatives of derivatives take torch's. The usual layers on a CPU have them in C (`layer.py`). The
+functions are registered operators, so that compiled programs use Triton's too: the code that
+`torch.compile` made of torch's operations was slower than the operations themselves.
 """
 
 from typing import Any
@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from neural_similarity.ops import pointwise_torch, triton
-from neural_similarity.ops.native import declines_native
-from neural_similarity.ops.native import pointwise as native
 from neural_similarity.ops.operands import channels_last
 from neural_similarity.ops.registration import register_operator
 from neural_similarity.ops.tracing import only_torch_ops, runs_eagerly
@@ -44,16 +42,15 @@ def _is_watched() -> bool:
     return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
 
 
-def implementation(x: Tensor, taps: int = 1) -> Any:
-    """The module whose functions take the maps x, and a window of `taps` taps, eagerly."""
+def implementation(x: Tensor) -> Any:
+    """The module whose functions take the maps x eagerly."""
     if type(x) not in (Tensor, nn.Parameter):  # shapes without data, of a trace
         return pointwise_torch
     if x.is_cuda or triton.is_interpreted():
         from neural_similarity.ops.triton import pointwise
 
         return pointwise
-    takes = 3 <= x.dim() <= 5 and declines_native(x, taps) is None
-    return native if takes else pointwise_torch
+    return pointwise_torch
 
 
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
@@ -89,7 +86,7 @@ def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
 class _Factors(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
-        factors = _functions(x, window.taps).patch_factors(x, window, eps, factor)
+        factors = _functions(x).patch_factors(x, window, eps, factor)
         ctx.save_for_backward(x, factors)
         ctx.window, ctx.factor = window, factor
         return factors
@@ -97,7 +94,7 @@ class _Factors(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         (grad,), (x, factors) = grad_outputs, ctx.saved_tensors
-        functions = _gradient_functions(grad, x, ctx.window.taps)
+        functions = _gradient_functions(grad, x)
         gradient = functions.patch_factors_gradient(grad, x, factors, ctx.window, ctx.factor)
         return gradient, None, None, None
 
@@ -130,18 +127,18 @@ class _Gained(Function):
         return *_gradient_functions(grad, raw).gained_gradient(grad, raw, gain), None
 
 
-def _functions(x: Tensor, taps: int = 1) -> Any:
-    """The six functions for the maps x, and a window of `taps` taps."""
+def _functions(x: Tensor) -> Any:
+    """The six functions for the maps x."""
     eager = x.is_cpu and not torch.compiler.is_compiling()
-    return implementation(x, taps) if eager else _Registered
+    return implementation(x) if eager else _Registered
 
 
-def _gradient_functions(grad: Tensor, x: Tensor, taps: int = 1) -> Any:
+def _gradient_functions(grad: Tensor, x: Tensor) -> Any:
     """The same in a backward pass: torch's where it is differentiated again, or vmapped."""
     if torch.compiler.is_compiling():
         return _Registered
     again = torch.is_grad_enabled() or (grad.is_cpu and not runs_eagerly(grad))
-    return pointwise_torch if again else _functions(x, taps)
+    return pointwise_torch if again else _functions(x)
 
 
 def _empty_like(maps: Tensor, dtype: torch.dtype | None = None) -> Tensor:

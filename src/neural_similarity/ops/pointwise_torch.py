@@ -35,7 +35,9 @@ def patch_factors_gradient(
 
     A factor of 0 is of a norm that has overflowed; its own gradient, divided by 0, may be NaN.
     """
-    energy = (grad * factors.pow(3)).masked_fill(factors == 0, 0) * (-1 / factor**2)
+    # In this order, as the cube of a small factor would vanish.
+    energy = -grad * factors * (factors / factor).square()
+    energy = energy.masked_fill(factors == 0, 0)
     box, shape = energy.new_ones(1, 1, *window.kernel_size), (len(x), 1, *x.shape[2:])
     with without_autocast(x):
         pixels = _INPUTS[x.dim()](shape, box, energy, *window[1:])

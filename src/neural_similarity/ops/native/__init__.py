@@ -241,8 +241,8 @@ def fold_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
     `takes_kernel` must be True.
     """
     folded, kernel, m = empty_folded(kernel, m, dtype), _dense_kernel(kernel), m.contiguous()
-    for own, to in zip(_each(m, 2), _each(folded, 3), strict=True):
-        _call_on_kernel("fold", kernel, dtype, kernel, own, to)
+    for matrix, target in zip(_each(m, 2), _each(folded, 3), strict=True):
+        _call_on_kernel("fold", kernel, dtype, kernel, matrix, target)
     return folded
 
 
@@ -257,9 +257,9 @@ def fold_gradients(
     # Each M's fold gives W a gradient of its own; they are added up at the end.
     parts, of_m = empty_folded(kernel, m, kernel.dtype), torch.empty_like(m)
     operands = _each(m, 2), _each(grad, 3), _each(parts, 3), _each(of_m, 2)
-    for own, g, *results in zip(*operands, strict=True):
-        wanted = (one if need else None for one, need in zip(results, needs, strict=True))
-        if _call_on_kernel("fold_backward", kernel, grad.dtype, kernel, own, g, *wanted):
+    for matrix, g, *results in zip(*operands, strict=True):
+        wanted = (result if need else None for result, need in zip(results, needs, strict=True))
+        if _call_on_kernel("fold_backward", kernel, grad.dtype, kernel, matrix, g, *wanted):
             raise MemoryError("the compiled operators ran out of memory in fold_backward")
     if m.dim() > 2:
         parts = parts.flatten(0, -4).sum(0) if needs[0] else torch.empty_like(kernel)
@@ -313,10 +313,10 @@ def _output_memory(result: Tensor) -> Tensor:
     return torch.empty_like(result, memory_format=torch.contiguous_format)
 
 
-def _copy_unless_same(result: Tensor, found: Tensor) -> None:
+def _copy_unless_same(result: Tensor, computed: Tensor) -> None:
     """Copy, unless the result was written in place."""
-    if result.data_ptr() != found.data_ptr():
-        result.copy_(found)
+    if result.data_ptr() != computed.data_ptr():
+        result.copy_(computed)
 
 
 def _three_sizes(sizes: Sequence[int], missing: int) -> ctypes.Array[ctypes.c_int64]:

@@ -50,8 +50,8 @@ def load_library() -> ctypes.CDLL | str:
     if os.name != "posix":
         return "the C code needs Linux or macOS"
     commands = [_chosen_command(), *([name] for name in _COMPILERS)]
-    found = [(shutil.which(name), *words) for name, *words in filter(None, commands)]
-    compilers = [(path, *words) for path, *words in found if path]
+    paths = [(shutil.which(name), *words) for name, *words in filter(None, commands)]
+    compilers = [(path, *words) for path, *words in paths if path]
     if not compilers:
         return "there is no C compiler (GCC, as cc, gcc or CC)"
     problems: list[str] = []
@@ -101,8 +101,8 @@ def _load_sealed(path: Path) -> ctypes.CDLL | str:
     process.
     """
     problem = "it is missing"
-    own = re.compile(rf"{re.escape(path.name)}-[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
-    for file in filter(lambda file: own.fullmatch(file.name), path.parent.iterdir()):
+    sealed_name = re.compile(rf"{re.escape(path.name)}-[0-9a-f]{{64}}{re.escape(_SUFFIX)}")
+    for file in filter(lambda file: sealed_name.fullmatch(file.name), path.parent.iterdir()):
         try:
             if _is_ours(file) and file == _seal_name(path, read_bytes(file)):
                 return ctypes.CDLL(str(file))
@@ -116,8 +116,9 @@ def _load_sealed(path: Path) -> ctypes.CDLL | str:
 
 def _is_ours(file: Path) -> bool:
     """Whether a file is a regular one that only this user can have written."""
-    found = file.lstat()
-    return found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o22
+    status = file.lstat()
+    by_others = status.st_mode & 0o22
+    return status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode) and not by_others
 
 
 def _seal_name(path: Path, content: bytes) -> Path:

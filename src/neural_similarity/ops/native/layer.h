@@ -74,8 +74,8 @@ static struct NAME(sizes) NAME(sizes_of)(const struct layer *l) {
     z.w1 = z.h * f1->taps * z.c, z.w2 = z.s * f2->taps * z.h;
     z.hidden = (l->light ? z.pixels : z.places) * z.h;
     /* What either way needs at most, and the rounding of its shares. */
-    z.work = (z.pixels * z.c * 4 + z.places * (z.o + 3 * z.s) + 2 * (z.hidden + z.w + z.w1 + z.w2)) *
-             sizeof(T) + z.places * (2 * z.s + 1) * sizeof(float) +
+    z.work = (z.pixels * z.c * 3 + z.places * (z.o + 3 * z.s) + z.hidden +
+              2 * (z.w + z.w1 + z.w2)) * sizeof(T) + z.places * (2 * z.s + 1) * sizeof(float) +
              f->threads * z.s * sizeof(double) + 32 * 64;
     return z;
 }
@@ -100,17 +100,18 @@ int NAME(layer_forward)(const struct layer *l, int64_t last, const T *x, const T
     if (l->light) {
         full |= NAME(forward)(f1, x, 0, first, hidden, 0);
         for (int64_t i = 0; i < z.hidden; i += LANES)
-            NAME(store_some)(hidden + i, relu(NAME(load_some)(hidden + i, z.hidden - i)), z.hidden - i);
-        full |= NAME(patch_factors)(f2, 1, hidden, l->eps, l->scale, factors);
+            NAME(store_some)(hidden + i, relu(NAME(load_some)(hidden + i, z.hidden - i)),
+                             z.hidden - i);
+        full |= NAME(patch_factors)(f2, hidden, l->eps, l->scale, factors);
         full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
         NAME(bound)(z.places, z.s, inner, factors, second_bias, raw);
     } else {
-        full |= NAME(patch_factors)(f1, 1, x, l->eps, l->scale, factors);
+        full |= NAME(patch_factors)(f1, x, l->eps, l->scale, factors);
         full |= NAME(forward)(f1, x, 0, first, inner, 0);
-        NAME(scaled)(z.n, outputs(&f), z.h, 1, f.threads, inner, factors, 1, hidden);
+        NAME(scaled)(z.places, z.h, f.threads, inner, factors, hidden);
         full |= NAME(forward)(f2, hidden, 0, second, raw, second_bias);
     }
-    full |= NAME(gained)(z.n, outputs(&f), z.s, 1, f.threads, raw, gain, every(&f), m);
+    full |= NAME(gained)(z.places, z.s, f.threads, raw, gain, every(&f), m);
     for (int64_t g = 0; g < l->groups; g++)
         full |= NAME(forward)(&f, x + g * f.channels, m, weight + g * (z.w / l->groups),
                               to + g * f.filters, bias ? bias + g * f.filters : 0);
@@ -143,12 +144,12 @@ int NAME(layer_backward)(const struct layer *l, int64_t last, const T *grad, con
     T *of_weight = NAME(desk_for)(last & W_LAST, z.w, grad_weight, &at);
     T *of_first = NAME(desk_for)(last & W1_LAST, z.w1, grad_first, &at);
     T *of_second = NAME(desk_for)(last & W2_LAST, z.w2, grad_second, &at);
-    T *of_hidden = share(&at, z.hidden * sizeof(T)), *of_inner = share(&at, z.hidden * sizeof(T));
+    T *of_hidden = share(&at, z.hidden * sizeof(T));
     T *of_raw = share(&at, z.places * z.s * sizeof(T));
     float *m = share(&at, z.places * z.s * sizeof(float));
     float *of_m = share(&at, z.places * z.s * sizeof(float));
     float *of_factors = share(&at, z.places * sizeof(float));
-    full |= NAME(gained)(z.n, p, z.s, 1, f.threads, raw, gain, every(&f), m);
+    full |= NAME(gained)(z.places, z.s, f.threads, raw, gain, every(&f), m);
     for (int64_t g = 0; g < l->groups; g++, f.more = 1) /* groups add to M's gradient */
         full |= NAME(backward)(&f, x + g * f.channels, m, weight + g * (z.w / l->groups),
                                grad + g * f.filters, of_x ? of_x + g * f.channels : 0,
@@ -158,46 +159,46 @@ int NAME(layer_backward)(const struct layer *l, int64_t last, const T *grad, con
     if (predicts) {
         double *sums = share(&at, f.threads * z.s * sizeof(double));
         memset(sums, 0, f.threads * z.s * sizeof(double));
-        full |= NAME(gained_gradient)(z.n, p, z.s, 1, f.threads, of_m, raw, gain, of_raw, sums);
+        full |= NAME(gained_gradient)(z.places, z.s, f.threads, of_m, raw, gain, of_raw, sums);
         for (int64_t t = f.threads * z.s - 1; t >= z.s; t--) sums[t % z.s] += sums[t];
         for (int64_t t = 0; grad_gain && t < z.s; t++) grad_gain[t] = sums[t];
         for (int64_t i = 0, all = z.places * z.s; l->light && i < all; i += LANES) {
             const vector r = NAME(load_some)(raw + i, all - i);
-            NAME(store_some)(of_raw + i, NAME(load_some)(of_raw + i, all - i) * (1 - r * r), all - i);
+            const vector g = NAME(load_some)(of_raw + i, all - i);
+            NAME(store_some)(of_raw + i, g * (1 - r * r), all - i);
         }
         if (grad_second_bias) NAME(sum_rows)(z.places, z.s, of_raw, grad_second_bias);
         if (!l->light)
-            full |= NAME(backward)(f2, hidden, 0, second, of_raw, inside ? of_hidden : 0, 0, of_second);
+            full |= NAME(backward)(f2, hidden, 0, second, of_raw, inside ? of_hidden : 0, 0,
+                                   of_second);
     }
-    T *through = share(&at, size * sizeof(T)), *through_factors = share(&at, size * sizeof(T));
+    T *through = share(&at, size * sizeof(T));
     if (l->light && (inside || grad_second)) {
-        T *inner = share(&at, z.places * z.s * sizeof(T)), *to = share(&at, z.places * z.s * sizeof(T));
+        T *inner = share(&at, z.places * z.s * sizeof(T));
+        T *of_inner = share(&at, z.places * z.s * sizeof(T));
         full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
-        NAME(scaled_gradient)(z.n, p, z.s, 1, f.threads, of_raw, inner, factors, 0, to, of_factors);
-        full |= NAME(backward)(f2, hidden, 0, second, to, inside ? of_hidden : 0, 0, of_second);
-        if (inside)
-            full |= NAME(patch_factors_gradient)(f2, 1, of_factors, hidden, factors, l->scale, of_inner);
-        for (int64_t i = 0; inside && i < z.hidden; i += LANES) {
-            const vector g = NAME(load_some)(of_hidden + i, z.hidden - i) +
-                             NAME(load_some)(of_inner + i, z.hidden - i);
-            const words off = (words)(NAME(load_some)(hidden + i, z.hidden - i) <= 0);
-            NAME(store_some)(of_hidden + i, (vector)((words)g & ~off), z.hidden - i);
-        }
-        if (inside)
-            full |= NAME(backward)(f1, x, 0, first, of_hidden, grad_x ? through : 0, 0, of_first);
-        if (grad_x) memset(through_factors, 0, size * sizeof(T));
-    } else if (inside) {
-        NAME(scaled_gradient)(z.n, p, z.h, 1, f.threads, of_hidden, hidden, factors, 1,
-                              of_inner, of_factors);
-        full |= NAME(backward)(f1, x, 0, first, of_inner, grad_x ? through : 0, 0, of_first);
-        if (grad_x)
-            full |= NAME(patch_factors_gradient)(f1, 1, of_factors, x, factors, l->scale,
-                                                 through_factors);
+        NAME(scaled_gradient)(z.places, z.s, f.threads, of_raw, inner, factors, 0, of_inner,
+                              of_factors);
+        full |= NAME(backward)(f2, hidden, 0, second, of_inner, inside ? of_hidden : 0, 0,
+                               of_second);
     }
+    if (l->light && inside) {
+        full |= NAME(patch_factors_gradient)(f2, of_factors, hidden, factors, l->scale, of_hidden);
+        for (int64_t i = 0; i < z.hidden; i += LANES) {
+            const words off = (words)(NAME(load_some)(hidden + i, z.hidden - i) <= 0);
+            const words g = (words)NAME(load_some)(of_hidden + i, z.hidden - i);
+            NAME(store_some)(of_hidden + i, (vector)(g & ~off), z.hidden - i);
+        }
+    } else if (inside)
+        NAME(scaled_gradient)(z.places, z.h, f.threads, of_hidden, hidden, factors, 1, of_hidden,
+                              of_factors);
+    if (inside)
+        full |= NAME(backward)(f1, x, 0, first, of_hidden, grad_x ? through : 0, 0, of_first);
     for (int64_t i = 0; grad_x && i < size; i += LANES)
         NAME(store_some)(of_x + i, NAME(load_some)(of_x + i, size - i) +
-                         NAME(load_some)(through + i, size - i) +
-                         NAME(load_some)(through_factors + i, size - i), size - i);
+                         NAME(load_some)(through + i, size - i), size - i);
+    if (grad_x && !l->light)
+        full |= NAME(patch_factors_gradient)(f1, of_factors, x, factors, l->scale, of_x);
     if (of_x != grad_x) NAME(swap)(f1, z.n, inputs(&f), z.c, of_x, grad_x);
     if (of_weight != grad_weight)
         NAME(swap)(f1, z.o, f.taps, z.w / z.o / f.taps, of_weight, grad_weight);

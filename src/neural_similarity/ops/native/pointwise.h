@@ -1,68 +1,51 @@
 /* The parts of a predictor between its convolutions, each in one pass over a map of the element
-   type T: rows of channels at every position if `last`, else rows of positions of every channel.
-   What has one number a position is float (images, positions). See element.h. */
+   type T, rows of channels at every position. What has one number a position is float. See
+   element.h. */
 
-/* z = y times factors, or its ReLU. Returns 0. */
-int NAME(scaled)(int64_t images, int64_t positions, int64_t channels, int64_t last,
-                  int64_t threads, const T *y, const float *factors, int64_t rectified, T *z) {
-    const int64_t rows = images * (last ? positions : channels), size = last ? channels : positions;
+/* z = relu(y times factors). */
+static void NAME(scaled)(int64_t rows, int64_t channels, int64_t threads, const T *y,
+                         const float *factors, T *z) {
     #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t row = 0; row < rows; row++) {
-        const float *own = factors + (last ? row : row / channels * positions);
-        for (int64_t i = 0; i < size; i += LANES) {
-            const vector factor = last ? *own - (vector){0} : load_some_float32(own + i, size - i);
-            const vector v = factor * NAME(load_some)(y + row * size + i, size - i);
-            NAME(store_some)(z + row * size + i, rectified ? relu(v) : v, size - i);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < channels; i += LANES) {
+            const int64_t at = row * channels + i, lanes = channels - i;
+            NAME(store_some)(z + at, relu(factors[row] * NAME(load_some)(y + at, lanes)), lanes);
         }
-    }
-    return 0;
 }
 
 /* The gradients of y and, as sums over channels, of the factors, from y or from a rectified z,
-   which stands for y times its factor. Returns 0. */
-int NAME(scaled_gradient)(int64_t images, int64_t positions, int64_t channels, int64_t last,
-                           int64_t threads, const T *grad, const T *z, const float *factors,
-                           int64_t rectified, T *grad_y, float *grad_factors) {
-    const int64_t outer = last ? images * positions : images, inner = last ? 1 : channels;
-    const int64_t size = last ? channels : positions, here = last ? 1 : positions;
+   which stands for y times its factor. */
+static void NAME(scaled_gradient)(int64_t rows, int64_t channels, int64_t threads, const T *grad,
+                                  const T *z, const float *factors, int rectified, T *grad_y,
+                                  float *grad_factors) {
     #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t o = 0; o < outer; o++) {
-        const float *own = factors + o * here;
-        float *to = grad_factors + o * here;
+    for (int64_t row = 0; row < rows; row++) {
         vector total = {0};
-        for (int64_t c = 0; c < inner; c++)
-            for (int64_t i = 0; i < size; i += LANES) {
-                const int64_t at = (o * inner + c) * size + i, lanes = size - i;
-                const vector seen = NAME(load_some)(z + at, lanes);
-                const vector all = NAME(load_some)(grad + at, lanes);
-                const vector g = rectified ? (vector)((words)all & ~(words)(seen <= 0)) : all;
-                const vector factor = last ? *own - (vector){0} : load_some_float32(own + i, lanes);
-                NAME(store_some)(grad_y + at, g * factor, lanes);
-                if (last) total += g * seen;
-                else store_some_float32(to + i, g * seen + (c ? load_some_float32(to + i, lanes)
-                                                             : (vector){0}), lanes);
-            }
-        if (last) *to = lane_sum(total);
-        for (int64_t i = 0; rectified && i < here; i++) to[i] /= own[i];
+        for (int64_t i = 0; i < channels; i += LANES) {
+            const int64_t at = row * channels + i, lanes = channels - i;
+            const vector seen = NAME(load_some)(z + at, lanes);
+            const vector all = NAME(load_some)(grad + at, lanes);
+            const vector g = rectified ? (vector)((words)all & ~(words)(seen <= 0)) : all;
+            NAME(store_some)(grad_y + at, g * factors[row], lanes);
+            total += g * seen;
+        }
+        grad_factors[row] = lane_sum(total) / (rectified ? factors[row] : 1);
     }
-    return 0;
 }
 
-/* m = raw times the gain of its channel, plus 1 in every `every`-th channel unless 0. Returns 0. */
-int NAME(gained)(int64_t images, int64_t positions, int64_t channels, int64_t last,
-                 int64_t threads, const T *raw, const float *gain, int64_t every, float *m) {
-    const int64_t rows = images * (last ? positions : channels), size = last ? channels : positions;
+/* m = raw times the gain of its channel, plus 1 in every `every`-th channel. Returns 0, or 1 if
+   memory ran out. */
+static int NAME(gained)(int64_t rows, int64_t channels, int64_t threads, const T *raw,
+                        const float *gain, int64_t every, float *m) {
     float *start = calloc(channels + LANES, sizeof(float));
     if (!start) return 1;
-    for (int64_t c = 0; every && c < channels; c += every) start[c] = 1;
+    for (int64_t c = 0; c < channels; c += every) start[c] = 1;
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t i = 0; i < size; i += LANES) {
-            const int64_t c = last ? i : row % channels, lanes = size - i;
-            const vector each = last ? load_some_float32(gain + c, lanes) : gain[c] - (vector){0};
-            const vector one = last ? load_float32(start + c) : start[c] - (vector){0};
-            const vector v = NAME(load_some)(raw + row * size + i, lanes);
-            store_some_float32(m + row * size + i, one + v * each, lanes);
+        for (int64_t i = 0; i < channels; i += LANES) {
+            const int64_t at = row * channels + i, lanes = channels - i;
+            const vector v = load_some_float32(gain + i, lanes) * NAME(load_some)(raw + at, lanes);
+            store_some_float32(m + at, load_float32(start + i) + v, lanes);
         }
     free(start);
     return 0;
@@ -70,10 +53,9 @@ int NAME(gained)(int64_t images, int64_t positions, int64_t channels, int64_t la
 
 /* The gradients of raw and, as sums over positions of each thread (threads, channels), of gain: in
    float over BRIEF rows, then in double. Returns 0, or 1 if memory ran out. */
-int NAME(gained_gradient)(int64_t images, int64_t positions, int64_t channels, int64_t last,
-                          int64_t threads, const float *grad, const T *raw, const float *gain,
-                          T *grad_raw, double *grad_gain) {
-    const int64_t rows = images * (last ? positions : channels), size = last ? channels : positions;
+static int NAME(gained_gradient)(int64_t rows, int64_t channels, int64_t threads,
+                                 const float *grad, const T *raw, const float *gain, T *grad_raw,
+                                 double *grad_gain) {
     int full = 0;
     #pragma omp parallel num_threads(threads)
     {
@@ -83,55 +65,37 @@ int NAME(gained_gradient)(int64_t images, int64_t positions, int64_t channels, i
         #pragma omp for schedule(static)
         for (int64_t brief = 0; brief < (full ? 0 : pieces(rows, BRIEF)); brief++) {
             memset(few, 0, (channels + LANES) * sizeof(float));
-            for (int64_t row = brief * BRIEF; row < least(rows, (brief + 1) * BRIEF); row++) {
-                const int64_t own = row % channels;
-                vector total = {0};
-                for (int64_t i = 0; i < size; i += LANES) {
-                    const int64_t at = row * size + i, lanes = size - i;
-                    const vector each =
-                        last ? load_some_float32(gain + i, lanes) : gain[own] - (vector){0};
+            for (int64_t row = brief * BRIEF; row < least(rows, (brief + 1) * BRIEF); row++)
+                for (int64_t i = 0; i < channels; i += LANES) {
+                    const int64_t at = row * channels + i, lanes = channels - i;
                     const vector g = load_some_float32(grad + at, lanes);
                     const vector product = g * NAME(load_some)(raw + at, lanes);
-                    NAME(store_some)(grad_raw + at, g * each, lanes);
-                    if (last) store_float32(few + i, load_float32(few + i) + product);
-                    else total += product;
+                    NAME(store_some)(grad_raw + at, g * load_some_float32(gain + i, lanes), lanes);
+                    store_float32(few + i, load_float32(few + i) + product);
                 }
-                if (!last) sums[own] += lane_sum(total);
-            }
-            for (int64_t c = 0; last && c < channels; c++) sums[c] += few[c];
+            for (int64_t c = 0; c < channels; c++) sums[c] += few[c];
         }
         free(few);
     }
     return full;
 }
 
-/* energies = squares summed over channels. */
-static void NAME(energies)(int64_t images, int64_t positions, int64_t channels, int64_t last,
-                           int64_t threads, const T *x, float *energies) {
-    const int64_t outer = last ? images * positions : images, inner = last ? 1 : channels;
-    const int64_t size = last ? channels : positions;
-    #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t o = 0; o < outer; o++) {
-        float *to = energies + (last ? o : o * positions);
-        vector total = {0};
-        for (int64_t c = 0; c < inner; c++)
-            for (int64_t i = 0; i < size; i += LANES) {
-                const vector v = NAME(load_some)(x + (o * inner + c) * size + i, size - i);
-                if (last) total += v * v;
-                else store_some_float32(to + i, v * v + (c ? load_some_float32(to + i, size - i)
-                                                           : (vector){0}), size - i);
-            }
-        if (last) *to = lane_sum(total);
-    }
-}
-
 /* factors = scale / sqrt(eps + the squares of every patch). Returns 0, or 1 if memory ran out. */
-int NAME(patch_factors)(const struct frame *f, int64_t last, const T *x, float eps, float scale,
-                        float *factors) {
+static int NAME(patch_factors)(const struct frame *f, const T *x, float eps, float scale,
+                               float *factors) {
     const int64_t positions = f->images * outputs(f), rows = pieces(positions, f->out[2]);
+    const int64_t pixels = f->images * inputs(f), n = f->channels;
     int full = 0;
-    float *energies = room(f->images * inputs(f) * sizeof(float), &full);
-    if (!full) NAME(energies)(f->images, inputs(f), f->channels, last, f->threads, x, energies);
+    float *energies = room(pixels * sizeof(float), &full);
+    #pragma omp parallel for num_threads(f->threads) schedule(static)
+    for (int64_t pixel = 0; pixel < (full ? 0 : pixels); pixel++) {
+        vector total = {0};
+        for (int64_t i = 0; i < n; i += LANES) {
+            const vector v = NAME(load_some)(x + pixel * n + i, n - i);
+            total += v * v;
+        }
+        energies[pixel] = lane_sum(total);
+    }
     #pragma omp parallel for num_threads(f->threads) schedule(static)
     for (int64_t row = 0; row < (full ? 0 : rows); row++) {
         float *to = factors + row * f->out[2];
@@ -148,15 +112,17 @@ int NAME(patch_factors)(const struct frame *f, int64_t last, const T *x, float e
     return full;
 }
 
-/* The gradient of x by that of its factors: x times what its patches' factors ask for. A factor of 0
-   is of a norm that has overflowed, and asks for nothing: its gradient, divided by 0, may be NaN. */
-int NAME(patch_factors_gradient)(const struct frame *f, int64_t last, const float *grad,
-                                 const T *x, const float *factors, float scale, T *grad_x) {
-    const int64_t rows = f->out[0] * f->out[1], pixels = inputs(f), size = f->out[2];
+/* Add to grad_x the gradient of x by that of its factors: x times what its patches ask for.
+   A factor of 0 is of a norm that has overflowed, and asks for nothing: its gradient, divided by 0,
+   may be NaN. */
+static int NAME(patch_factors_gradient)(const struct frame *f, const float *grad, const T *x,
+                                        const float *factors, float scale, T *grad_x) {
+    const int64_t rows = f->out[0] * f->out[1], size = f->out[2], n = f->channels;
+    const int64_t pixels = f->images * inputs(f);
     int full = 0;
-    float *wanted = room(f->images * pixels * sizeof(float), &full);
+    float *wanted = room(pixels * sizeof(float), &full);
     float *asked = room(f->threads * size * sizeof(float), &full);
-    if (wanted) memset(wanted, 0, f->images * pixels * sizeof(float));
+    if (wanted) memset(wanted, 0, pixels * sizeof(float));
     #pragma omp parallel for num_threads(f->threads) schedule(static)
     for (int64_t image = 0; image < (full ? 0 : f->images); image++)
         for (int64_t row = image * rows; row < (image + 1) * rows; row++) {
@@ -172,8 +138,13 @@ int NAME(patch_factors_gradient)(const struct frame *f, int64_t last, const floa
                 for (int64_t j = reach.first; j < reach.last; j++) to[j * reach.step] -= own[j];
             }
         }
-    if (!full)
-        NAME(scaled)(f->images, pixels, f->channels, last, f->threads, x, wanted, 0, grad_x);
+    #pragma omp parallel for num_threads(f->threads) schedule(static)
+    for (int64_t pixel = 0; pixel < (full ? 0 : pixels); pixel++)
+        for (int64_t i = 0; i < n; i += LANES) {
+            T *to = grad_x + pixel * n + i;
+            const vector v = wanted[pixel] * NAME(load_some)(x + pixel * n + i, n - i);
+            NAME(store_some)(to, NAME(load_some)(to, n - i) + v, n - i);
+        }
     free(wanted);
     free(asked);
     return full;

@@ -120,10 +120,10 @@ def _join_places(*maps: Tensor) -> Sequence[Tensor]:
     """
     # Channel c of place p lies at 81·p + c: 16 places in a row are one of 16·81 channels, of which
     # number k belongs to channel k mod 81 (the kernels' PERIOD).
-    rows = [one.movedim(1, -1) for one in maps]
-    if rows[0].shape[:-1].numel() % JOINED or not all(one.is_contiguous() for one in rows):
+    rows = [each.movedim(1, -1) for each in maps]
+    if rows[0].shape[:-1].numel() % JOINED or not all(each.is_contiguous() for each in rows):
         return maps
-    return [one.reshape(-1, JOINED * one.shape[-1], 1, 1) for one in rows]
+    return [each.reshape(-1, JOINED * each.shape[-1], 1, 1) for each in rows]
 
 
 def _run_over(kernel: Any, *tensors: Tensor, columns: bool = False, **constants: Any) -> None:
