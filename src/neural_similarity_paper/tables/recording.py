@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.files import read_json, write_text
+from neural_similarity.files import read_json
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train import Run, RunError
-from neural_similarity.lab.train.files import record_layout
+from neural_similarity.lab.train.files import write_result
 from neural_similarity.lab.train.recipe import MACHINE, recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, require_finished
 from neural_similarity_paper.tables.records import (
@@ -47,7 +47,7 @@ def write_records(run: Run, results: Path) -> list[Path]:
 
 def _write_record(path: Path, content: dict[str, Any]) -> Path:
     if not path.exists():
-        write_text(path, record_layout(content))
+        write_result(path, content)
     elif read_record(path) and read_json(path)["correct"] != content["correct"]:
         raise RunError(f"{path} exists already with another outcome; delete it to write it again")
     return path

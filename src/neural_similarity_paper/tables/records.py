@@ -5,15 +5,14 @@
 """
 
 from collections.abc import Iterable
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.files import read_json
-from neural_similarity.lab.errors import CONTENT_ERRORS, reason_of
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks import task_of
-from neural_similarity.lab.train.files import check_fields
+from neural_similarity.lab.train.files import check_fields, read_result
 from neural_similarity.lab.train.recipe import (
     MACHINE,
     TrainingRecipe,
@@ -42,6 +41,7 @@ _KINDS = {
     **dict.fromkeys(("start", "retrained", "learned"), dict | None),
 }
 """Types of what tables show of records, see `check_fields`."""
+_ENTRIES = ("budget", "code", "environment", "data", "training", "summary")
 
 
 def records_folder(results: Path, name: str, budget: float) -> Path:
@@ -122,33 +122,26 @@ def read_placed(path: Path, name: str, budget: float) -> Record:
 
 def read_record(path: Path) -> Record:
     """The record in a file."""
-    try:
-        content = read_json(path)
-        content.setdefault("training", content["summary"])
-        task = task_of(RECIPES[content["recipe"]])
-        recipe = recipe_from_json(content["config"], task.RUN.RECIPE)
-        outcome = task.read_outcome(content, recipe)
-        check_fields(content, _KINDS)
-        for process in content["environment"].get("resumed", []):
-            check_fields(process, {"commit": str | None})
-        return Record(
-            **vars(outcome),
-            path=path,
-            name=content["recipe"],
-            budget=content["budget"],
-            recipe=recipe,
-            code=content["code"],
-            environment=content["environment"],
-            data=content["data"],
-            training=content["training"],
-            summary=content["summary"],
-            start=content.get("start"),
-            retrained=content.get("retrained"),
-            learned=content.get("learned"),
-            failed=_training_failed(content, outcome),
-        )
-    except CONTENT_ERRORS as error:
-        raise ValueError(f"{path} cannot be read as a run record: {reason_of(error)}") from error
+    return read_result(path, "a run record", partial(_parse_record, path))
+
+
+def _parse_record(path: Path, content: dict[str, Any]) -> Record:
+    content.setdefault("training", content["summary"])
+    task = task_of(RECIPES[content["recipe"]])
+    recipe = recipe_from_json(content["config"], task.RUN.RECIPE)
+    outcome = task.read_outcome(content, recipe)
+    check_fields(content, _KINDS)
+    for process in content["environment"].get("resumed", []):
+        check_fields(process, {"commit": str | None})
+    return Record(
+        **vars(outcome),
+        **{name: content[name] for name in _ENTRIES},
+        **{name: content.get(name) for name in ("start", "retrained", "learned")},
+        path=path,
+        name=content["recipe"],
+        recipe=recipe,
+        failed=_training_failed(content, outcome),
+    )
 
 
 def _training_failed(content: dict[str, Any], outcome: Outcome) -> bool:

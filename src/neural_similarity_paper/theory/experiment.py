@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from neural_similarity.files import new_file, write_json
+from neural_similarity.files import new_file
 from neural_similarity.lab.train.environment import checkout_commit, command_line, cpu_name
+from neural_similarity.lab.train.files import write_result
 from neural_similarity_paper.theory import bias, euler, flow, order, spectra
 
 
@@ -71,7 +72,7 @@ def run_experiment(
     figure = Figure(figsize=(9, 3.8), dpi=110, layout="constrained")
     experiment.draw(result, figure)
     numbers, picture = out / f"{name}.json", out / f"{name}.png"
-    write_json(numbers, record)
+    write_result(numbers, record)
     with new_file(picture) as file:
         figure.savefig(file, format="png")
     return numbers, picture

@@ -1,14 +1,38 @@
-"""The JSON layout of records, and lock files."""
+"""Files of results, written and read in one way, and lock files."""
 
+import base64
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-from neural_similarity.files import locked_file
-from neural_similarity.lab.errors import RunError
+import numpy as np
+import torch
+from torch import Tensor
+
+from neural_similarity.files import locked_file, read_json, write_text
+from neural_similarity.lab.errors import CONTENT_ERRORS, RunError, reason_of
+
+Result = TypeVar("Result")
+
+
+def write_result(path: Path, content: dict[str, Any]) -> None:
+    """Write a file of results, see `record_layout`; its folder is created."""
+    write_text(path, record_layout(content))
+
+
+def read_result(path: Path, what: str, parse: Callable[[Any], Result]) -> Result:
+    """What `parse` makes of the JSON in a file of results.
+
+    Raises:
+        ValueError: the content is not `what`, such as "a run record"; the error names the file.
+    """
+    try:
+        return parse(read_json(path))
+    except CONTENT_ERRORS as error:
+        raise ValueError(f"{path} cannot be read as {what}: {reason_of(error)}") from error
 
 
 def record_layout(content: dict[str, Any]) -> str:
@@ -39,6 +63,32 @@ def check_fields(content: Any, kinds: Mapping[str, Any]) -> None:
         number = isinstance(value, int | float)
         if not isinstance(value, kind) or (number and not abs(value) < 2**63):
             raise TypeError(f"`{name}` is {value!r:.80}")
+
+
+def pack_correct(correct: Tensor) -> dict[str, Any]:
+    """Answers (n,) as JSON: their number, and in base64 their bits or, for counts, 16-bit words.
+
+    Booleans say whether each image was classified correctly, integers how many queries of each
+    task were.
+    """
+    if correct.dtype == torch.bool:
+        unit, packed = "images", np.packbits(correct.numpy())
+    else:
+        unit, packed = "tasks", correct.numpy().astype("<u2")
+    return {unit: len(correct), "packed": base64.b64encode(packed.tobytes()).decode("ascii")}
+
+
+def unpack_correct(record: Mapping[str, Any]) -> Tensor:
+    """The booleans or int64 counts (n,) that `pack_correct` described."""
+    unit = "images" if "images" in record else "tasks"
+    count, packed = record[unit], base64.b64decode(record["packed"], validate=True)
+    size = 2 * count if unit == "tasks" else -(-count // 8)
+    if len(packed) != size:
+        raise ValueError(f"`packed` must hold {size} bytes for {count} {unit}, got {len(packed)}")
+    if unit == "tasks":
+        return torch.from_numpy(np.frombuffer(packed, "<u2").astype(np.int64))
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count)
+    return torch.from_numpy(bits.astype(bool))
 
 
 @contextlib.contextmanager

@@ -1,11 +1,8 @@
 """Scores of a network on a set of images."""
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -112,20 +109,3 @@ def evaluate_model(
 
 def _error_percent(chosen: Tensor) -> float:
     return 100 * chosen.sum().item() / len(chosen)
-
-
-def pack_correct(correct: Tensor) -> dict[str, Any]:
-    """Booleans (n,) as JSON: their number, and their bits, packed eight to a byte, in base64."""
-    packed = base64.b64encode(np.packbits(correct.numpy()).tobytes()).decode("ascii")
-    return {"images": len(correct), "packed": packed}
-
-
-def unpack_correct(record: dict[str, Any]) -> Tensor:
-    """The booleans (n,) that `pack_correct` described."""
-    images = record["images"]
-    packed = np.frombuffer(base64.b64decode(record["packed"], validate=True), np.uint8)
-    if len(packed) != -(-images // 8):
-        raise ValueError(
-            f"`packed` must hold {-(-images // 8)} bytes for {images} images, got {len(packed)}"
-        )
-    return torch.from_numpy(np.unpackbits(packed, count=images).astype(bool))

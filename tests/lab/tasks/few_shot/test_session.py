@@ -35,7 +35,7 @@ from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retrainin
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
 from neural_similarity.lab.tasks.few_shot.task import check_task_sizes
-from neural_similarity.lab.tasks.few_shot.tasks import Draw, draw_tasks, read_tasks, write_tasks
+from neural_similarity.lab.tasks.few_shot.tasks import draw_tasks
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
 from neural_similarity.lab.train import RunError, choose_runtime, read_run
 from neural_similarity.lab.train.journal import read_lines
@@ -272,9 +272,8 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys):
-    tasks = tmp_path / "new" / "tasks.json"
-    command = ["evaluate", str(finished), *SIZES, "--task-list", str(tasks)]
+def test_the_command_line_evaluates_on_the_same_tasks(finished, capsys):
+    command = ["evaluate", str(finished), *SIZES]
     for method in ("fine-tuning", "nearest-neighbour"):
         assert cli.main([*command, "--method", method]) == 0
         told = capsys.readouterr().out
@@ -285,10 +284,6 @@ def test_the_command_line_evaluates_and_shares_tasks(finished, tmp_path, capsys)
     assert [one["method"] for one in found] == ["fine-tuning", "nearest-neighbour"]
     assert len({one["tasks"]["digest"] for one in found}) == 1
     assert found[0]["checkpoint"]["which"] == "best"
-    assert cli.main([*command, "--part", "val"]) == 1
-    assert "made for test" in " ".join(capsys.readouterr().err.split())
-    assert cli.main([*command, "--tasks", "6"]) == 2
-    assert f"--tasks must be 5, as in {tasks}, got 6" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_learned_classifier_has_tasks_of_its_own_ways(tmp_path, capsys):
@@ -316,16 +311,16 @@ def test_queries_are_fewer_than_usual_where_classes_are_small(finished, monkeypa
     assert "must have 9 + 1 images for shots and queries, got 9" in capsys.readouterr().err
 
 
-def test_an_evaluation_of_other_tasks_is_not_lost(finished, tmp_path, capsys):
-    """A list whose numbers are those of another and whose tasks are not."""
-    path = tmp_path / "tasks.json"
+def test_an_evaluation_of_other_tasks_is_not_lost(finished, capsys):
+    """A file whose numbers are those of the tasks and whose digest is not."""
     command = ["evaluate", str(finished), *SIZES, "--task-seed", "9"]
-    assert cli.main([*command, "--task-list", str(path)]) == 0
-    tasks = read_tasks(path)
-    turned = Draw(*(getattr(tasks.draw, name).flip(0) for name in ("classes", "support", "query")))
-    write_tasks(path, replace(tasks, draw=turned))
+    assert cli.main(command) == 0
+    (path,) = (finished / "evaluations").glob("*-9.*.json")
+    content = json.loads(path.read_text())
+    content["tasks"]["digest"] = "0" * 64
+    path.write_text(json.dumps(content))
     before = {p: p.read_bytes() for p in (finished / "evaluations").iterdir()}
-    assert cli.main([*command, "--task-list", str(path)]) == 1
+    assert cli.main(command) == 1
     assert "for other tasks of the same number and seed" in capsys.readouterr().err
     assert {p: p.read_bytes() for p in (finished / "evaluations").iterdir()} == before
 

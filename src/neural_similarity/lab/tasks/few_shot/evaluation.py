@@ -3,20 +3,16 @@
 Every file holds the result of each task, so that methods are compared task by task.
 """
 
-import base64
 import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from neural_similarity.files import read_json, write_text
 from neural_similarity.lab.data import ClassSplit, Images
-from neural_similarity.lab.errors import RunError, content_errors, reason_of
+from neural_similarity.lab.errors import RunError, content_errors
 from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate_method, use_statistics
 from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
 from neural_similarity.lab.tasks.few_shot.partial import Partial
@@ -24,7 +20,12 @@ from neural_similarity.lab.tasks.few_shot.recipe import Classes
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, choose_runtime, distributed
-from neural_similarity.lab.train.files import record_layout
+from neural_similarity.lab.train.files import (
+    pack_correct,
+    read_result,
+    unpack_correct,
+    write_result,
+)
 from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import count_bar
 from neural_similarity.lab.train.run import (
@@ -76,15 +77,14 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields["sizes"] = dataclasses.asdict(self.sizes)
-        packed = base64.b64encode(self.correct.numpy().astype("<u2").tobytes()).decode("ascii")
-        return fields | {"correct": {"tasks": len(self.correct), "packed": packed}}
+        return fields | {"correct": pack_correct(self.correct)}
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Evaluation":
         """The evaluation in the content of a file, which may hold other fields."""
         fields = {f.name: content[f.name] for f in dataclasses.fields(Evaluation)}
         fields["sizes"] = TaskSizes(**fields["sizes"])
-        fields["correct"] = _unpack_counts(fields["correct"])
+        fields["correct"] = unpack_correct(fields["correct"])
         evaluation = Evaluation(**fields)
         mean = by_task(evaluation.accuracies).mean
         if mean != evaluation.summary["accuracy"]:
@@ -163,14 +163,9 @@ class Evaluator:
         facts = {"seconds": partial.spent_seconds, "score_precision": runtime.precision}
         evaluation = _make_evaluation(run, (name, method), tasks, correct, facts)
         if distributed.is_first():
-            write_evaluation(file, evaluation)
+            write_result(file, evaluation.to_json())
             partial.remove_file()
         return evaluation, file
-
-
-def write_evaluation(path: Path, evaluation: Evaluation) -> None:
-    """Write an evaluation to a file, whose folder is created."""
-    write_text(path, record_layout(evaluation.to_json()))
 
 
 def read_evaluations(run: FewShotRun) -> list[Evaluation]:
@@ -200,10 +195,7 @@ def is_evaluation(path: Path) -> bool:
 
 def read_evaluation(path: Path) -> Evaluation:
     """The evaluation in a file."""
-    try:
-        return Evaluation.from_json(read_json(path))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read as an evaluation: {reason_of(error)}") from error
+    return read_result(path, "an evaluation", Evaluation.from_json)
 
 
 def _make_evaluation(
@@ -257,10 +249,3 @@ def _partial_results(run: FewShotRun, file: Path, tasks: TaskList, runtime: Runt
     checkpoint = find_checkpoint(run, usual_checkpoint(run)).name
     what = {"tasks": tasks.digest, "checkpoint": checkpoint, "precision": runtime.precision}
     return Partial(file.with_suffix(".partial"), what)
-
-
-def _unpack_counts(record: dict[str, Any]) -> Tensor:
-    values = np.frombuffer(base64.b64decode(record["packed"], validate=True), "<u2")
-    if len(values) != record["tasks"]:
-        raise ValueError(f"`packed` must hold {record['tasks']} tasks, got {len(values)}")
-    return torch.from_numpy(values.astype(np.int64))

@@ -1,12 +1,10 @@
 """Scoring a few-shot run on tasks, by the options of `nsim evaluate`."""
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from neural_similarity.choices import require_known, require_least
 from neural_similarity.lab.data import ClassSplit
-from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, Evaluator
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
@@ -16,17 +14,12 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
     TaskList,
     TaskSizes,
     draw_tasks,
-    read_tasks,
-    write_tasks,
 )
 from neural_similarity.lab.train.progress import format_clock
 from neural_similarity.lab.train.task import Scoring
 
 WAYS, QUERIES = 5, 15
 """Defaults of a task, where the data have that many."""
-USUAL = {"tasks": 2_000, "task_seed": 0}
-TASK_OPTIONS = ("ways", "shots", "queries", *USUAL)
-"""Options that define the tasks."""
 SCORING_HELP = """Evaluate a run on tasks of test classes, the same for every method.
 
 examples:
@@ -51,12 +44,10 @@ class TaskScoring(Scoring):
     queries: int | None = None
     """Images of each class to classify; the default is 15, or all unlabelled images of the smallest
     class if there are fewer."""
-    tasks: int | None = None
-    """Number of tasks; the default is 2,000."""
-    task_seed: int | None = None
-    """Seed of the list of tasks; the default is 0."""
-    task_list: Path | None = None
-    """File of the list of tasks: used if it is there, else written."""
+    tasks: int = 2_000
+    """Number of tasks."""
+    task_seed: int = 0
+    """Seed of the list of tasks."""
     part: Literal["test", "val"] = "test"
     """Part of the data from which the classes of tasks are drawn."""
     batch_norm: Literal["running", "support", "transductive"] | None = None
@@ -68,7 +59,7 @@ class TaskScoring(Scoring):
         for name, least in (("ways", 2), ("shots", 1), ("queries", 1), ("tasks", 2)):
             if (value := getattr(self, name)) is not None:
                 require_least(name, value, least)
-        if (self.tasks or 0) > MOST_TASKS:
+        if self.tasks > MOST_TASKS:
             raise ValueError(f"`tasks` must be at most {MOST_TASKS:,}, got {self.tasks}")
 
 
@@ -89,34 +80,18 @@ def score_run(
 
 
 def task_list(options: TaskScoring, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
-    """The list of tasks: read from the named file if it exists, else drawn."""
-    images, path = split.images_of_part(options.part), options.task_list
-    given = {name: getattr(options, name) for name in TASK_OPTIONS}
-    if path is not None and path.exists():
-        tasks = read_tasks(path)
-        tasks.check_data(split.digest, options.part, images, path)
-        _require_agreement(tasks, given, path)
-        return tasks
+    """The list of tasks that the options describe."""
+    images = split.images_of_part(options.part)
     ways = recipe.ways if METHODS[recipe.method].fixed_ways else min(WAYS, len(images.classes))
     shots = options.shots or recipe.shots
     left = int(images.labels.bincount(minlength=len(images.classes)).min()) - shots
-    usual = {"ways": ways, "shots": shots, "queries": max(1, min(QUERIES, left))} | USUAL
-    chosen = {name: usual[name] if value is None else value for name, value in given.items()}
-    count, seed = chosen.pop("tasks"), chosen.pop("task_seed")
-    sizes = TaskSizes(**chosen)
-    tasks = draw_tasks(images, sizes, count, seed=seed, data=split.digest, part=options.part)
-    if path is not None:
-        write_tasks(path, tasks)
-    return tasks
-
-
-def _require_agreement(tasks: TaskList, given: dict[str, int | None], path: Path) -> None:
-    """Check that options agree with an existing list of tasks."""
-    held = {**asdict(tasks.sizes), "tasks": len(tasks), "task_seed": tasks.seed}
-    for name, value in given.items():
-        if value not in (None, held[name]):
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} must be {held[name]}, as in {path}, got {value}")
+    sizes = TaskSizes(
+        ways=options.ways or ways,
+        shots=shots,
+        queries=options.queries or max(1, min(QUERIES, left)),
+    )
+    drawn = {"seed": options.task_seed, "data": split.digest, "part": options.part}
+    return draw_tasks(images, sizes, options.tasks, **drawn)
 
 
 def _evaluation_text(evaluation: Evaluation, run: FewShotRun) -> str:

@@ -1,33 +1,24 @@
-"""Lists of tasks: the classes and images of each, as indices that can be saved and shared.
+"""Lists of tasks: the classes and images of each, as indices.
 
 A list of tasks is a function of its data and its seed; methods that are tested on one list are
 compared task by task.
 """
 
-import base64
 import dataclasses
 import hashlib
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from neural_similarity.choices import require_least
-from neural_similarity.files import read_json, write_json
 from neural_similarity.lab.data import Images
 from neural_similarity.lab.data.images import seeded_generator
-from neural_similarity.lab.errors import reason_of
 
 VERSION = 1
 """Version of how tasks are drawn, which digests include."""
-TASKS_FORMAT = 2
-"""Format of the files; others are refused."""
 LEAST_TASKS, MOST_TASKS = 2, 1_000_000
 """Bounds of a list's length: a single task has no confidence interval."""
 
@@ -127,25 +118,6 @@ class TaskList:
     draw: Draw
     """The classes and images of each task."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"`seed` must be an integer, got {self.seed!r}")
-        sizes = self.sizes
-        wanted = sizes.ways, sizes.ways * sizes.shots, sizes.ways * sizes.queries
-        parts = self.draw.classes, self.draw.support, self.draw.query
-        found = [tuple(part.shape) for part in parts]
-        if found != [(len(self), count) for count in wanted]:
-            raise ValueError(
-                f"`draw` must be of (tasks, {wanted[0]}) classes and (tasks, {wanted[1]}) and "
-                f"(tasks, {wanted[2]}) images for {sizes}, got {found[0]}, {found[1]} and "
-                f"{found[2]}"
-            )
-        if len(self) < LEAST_TASKS:
-            raise ValueError(
-                f"`draw` must hold at least {LEAST_TASKS} tasks, to have an interval, got "
-                f"{len(self)}"
-            )
-
     def __len__(self) -> int:
         return len(self.draw)
 
@@ -154,44 +126,33 @@ class TaskList:
         """SHA-256 of the list as 64 hex digits; classes, which follow from images, are left out."""
         facts = [VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
         digest = hashlib.sha256(json.dumps(facts).encode())
-        for positions in (self.draw.support, self.draw.query):
-            digest.update(_raw_bytes(positions))
+        for positions in self._positions:
+            digest.update(positions.numpy().astype("<u4").tobytes())
         return digest.hexdigest()
 
-    def check_data(self, data: str, part: str, images: Images, where: object = "`tasks`") -> None:
-        """Check that the list was drawn from these images and holds tasks.
+    def check_data(self, data: str, part: str, images: Images) -> None:
+        """Check that the list was drawn from these images.
 
         Raises:
-            ValueError: the list is of other data or of another part, an image is missing or of
-                another class than the list says, or a task has a class or an image twice; the error
-                names `where`.
+            ValueError: it is of other data or of another part, or has images of other classes.
         """
         if self.data != data or self.part != part:
             raise ValueError(
-                f"{where} must be of the data at hand, {part} of {data[:12]}, got a list made for "
+                f"`tasks` must be of the data at hand, {part} of {data[:12]}, got a list made for "
                 f"{self.part} of {self.data[:12]}"
             )
-        largest = max(int(self.draw.support.max()), int(self.draw.query.max()))
-        if largest >= len(images):
-            raise ValueError(f"{where} must name images below {len(images):,}, got {largest:,}")
-        self._check_classes(images.labels, where)
+        positions = torch.cat([p.view(len(self), self.sizes.ways, -1) for p in self._positions], 2)
+        inside = int(positions.max()) < len(images)
+        if not inside or (images.labels[positions] != self.draw.classes[..., None]).any():
+            raise ValueError(f"`tasks` must be drawn from the images of {part}, got other classes")
 
-    def _check_classes(self, labels: Tensor, where: object) -> None:
-        """Check that the classes of a task differ and that no image stands twice."""
-        shape = len(self), self.sizes.ways, -1
-        positions = torch.cat([self.draw.support.view(shape), self.draw.query.view(shape)], 2)
-        alone = (labels[positions] == self.draw.classes[..., None]).flatten(1).all(1)
-        for found in (self.draw.classes, positions.flatten(1)):
-            alone &= found.sort(1).values.diff(dim=1).ne(0).all(1)
-        if not alone.all():
-            raise ValueError(
-                f"{where} must list the classes of a task and the images of each class once, but "
-                f"task {int(alone.int().argmin())} repeats one, or has images of other classes"
-            )
+    @property
+    def _positions(self) -> tuple[Tensor, Tensor]:
+        return self.draw.support, self.draw.query
 
     def image_positions(self) -> Tensor:
         """Sorted positions of the images that occur in any task."""
-        return torch.cat([self.draw.support.flatten(), self.draw.query.flatten()]).unique()
+        return torch.cat([positions.flatten() for positions in self._positions]).unique()
 
     def task_chunks(self, size: int, start: int = 0) -> Iterator[Draw]:
         """The tasks from number `start`, `size` at a time."""
@@ -212,56 +173,3 @@ def draw_tasks(
         raise ValueError(f"`count` must be at most {MOST_TASKS:,} tasks, got {count}")
     draw = Sampler(images, sizes).draw_numbered("task", seed, 0, count)
     return TaskList(data=data, part=part, sizes=sizes, seed=seed, draw=draw)
-
-
-def to_json(tasks: TaskList) -> dict[str, Any]:
-    """A list as JSON values, with its positions packed."""
-    return {
-        "version": TASKS_FORMAT,
-        "data": tasks.data,
-        "part": tasks.part,
-        "sizes": dataclasses.asdict(tasks.sizes),
-        "seed": tasks.seed,
-        "tasks": len(tasks),
-        "classes": tasks.draw.classes.tolist(),
-        "support": _pack_positions(tasks.draw.support),
-        "query": _pack_positions(tasks.draw.query),
-    }
-
-
-def from_json(content: dict[str, Any]) -> TaskList:
-    """The list that `to_json` wrote."""
-    if content.get("version") != TASKS_FORMAT:
-        raise ValueError(f"`version` must be {TASKS_FORMAT}, got {content.get('version')!r}")
-    sizes = TaskSizes(**content["sizes"])
-    count = content["tasks"]
-    support = _unpack_positions(content["support"], (count, sizes.ways * sizes.shots))
-    query = _unpack_positions(content["query"], (count, sizes.ways * sizes.queries))
-    draw = Draw(torch.tensor(content["classes"]), support, query)
-    return TaskList(sizes=sizes, draw=draw, **{n: content[n] for n in ("data", "part", "seed")})
-
-
-def write_tasks(path: Path, tasks: TaskList) -> None:
-    """Write a list to a JSON file."""
-    write_json(path, to_json(tasks))
-
-
-def read_tasks(path: Path) -> TaskList:
-    """The list in a file."""
-    try:
-        return from_json(read_json(path))
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read as a list of tasks: {reason_of(error)}") from error
-
-
-def _pack_positions(positions: Tensor) -> str:
-    return base64.b64encode(zlib.compress(_raw_bytes(positions), 9)).decode("ascii")
-
-
-def _raw_bytes(positions: Tensor) -> bytes:
-    return positions.numpy().astype("<u4").tobytes()
-
-
-def _unpack_positions(text: str, shape: tuple[int, int]) -> Tensor:
-    values = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<u4")
-    return torch.from_numpy(values.astype(np.int64).reshape(shape))
