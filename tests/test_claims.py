@@ -9,12 +9,8 @@ import claims
 import pytest
 
 from neural_similarity_paper.tables import TABLES, make_report, read_costs, to_markdown
-from neural_similarity_paper.tables.markdown import (
-    interval_text,
-    judge_differences,
-    our_result,
-    signed_number,
-)
+from neural_similarity_paper.tables.markdown import interval_text, signed_number
+from neural_similarity_paper.tables.pages import judge_differences, our_result
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -6,13 +6,9 @@ from typing import Any
 
 from neural_similarity.files import new_file
 from neural_similarity.lab.train.statistics import Interval
-from neural_similarity_paper.tables.markdown import (
-    BETTER,
-    cost_cells,
-    interval_text,
-    our_result,
-    paper_change,
-)
+from neural_similarity_paper.tables.markdown import interval_text
+from neural_similarity_paper.tables.notes import BETTER
+from neural_similarity_paper.tables.pages import cost_cells, our_result, paper_change
 from neural_similarity_paper.tables.report import PanelReport, Report, RowReport
 
 PAPER, SEED, IMAGE = "tab:orange", "tab:blue", "tab:gray"

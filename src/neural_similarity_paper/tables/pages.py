@@ -1,0 +1,251 @@
+"""Writing a report as a page of Markdown: columns as data, one renderer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.tasks import task_of
+from neural_similarity.lab.train.progress import format_clock
+from neural_similarity.lab.train.record import Record
+from neural_similarity_paper.tables.markdown import (
+    deviation_text,
+    interval_text,
+    markdown_rows,
+    signed_number,
+)
+from neural_similarity_paper.tables.notes import panel_notes
+from neural_similarity_paper.tables.report import Difference, PanelReport, Report, RowReport
+from neural_similarity_paper.tables.rows import Row
+from neural_similarity_paper.tables.verdicts import (
+    LEAST_BUDGET,
+    LEVEL,
+    TOO_SHORT,
+    Comparison,
+    Verdict,
+    judge_comparisons,
+)
+
+CLEAR = "\\*"
+"""Marks a difference that is clear of zero."""
+
+
+def to_markdown(report: Report, picture: str | None = None) -> str:
+    """The report as Markdown; the file `picture` is shown at the end."""
+    mixed, verdicts = report.table.mixed, judge_differences(report)
+    schedule = f" ({report.schedule_text})" if report.schedule_text else ""
+    parts = [f"# {report.table.title}{schedule}"]
+    for panel in report.panels:
+        choose = _method_columns if mixed else _network_columns
+        columns = choose(report, panel, verdicts)
+        rows = ([cell(line) for cell in columns.values()] for line in panel.lines)
+        table = markdown_rows(list(columns), *rows)
+        parts += [f"## {panel.panel.title}", table, "" if mixed else panel_notes(panel)]
+    parts += [_method_note(report, verdicts)] if mixed else _network_notes(report, verdicts)
+    if picture:
+        parts.append(f"![{report.table.title}, {report.schedule_text}]({picture})")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+Verdicts = Mapping[Difference, Verdict]
+Columns = dict[str, Callable[[RowReport], str]]
+"""What a column shows of a row, by heading."""
+
+
+def _method_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> Columns:
+    """The columns of few-shot methods, whose rows say themselves what they are of."""
+    columns: Columns = {
+        "method": lambda line: line.row.label,
+        "recipe": lambda line: f"`{line.row.recipe}`",
+        "shots": lambda line: f"{line.row.shots}",
+        "paper": _paper_accuracy,
+        "ours": _our_accuracy,
+    }
+    for at, heading in enumerate(report.table.compared):
+        columns[heading] = partial(_method_difference, at, verdicts)
+    facts = task_of(RECIPES[panel.panel.rows[0].recipe]).COLUMNS
+    return columns | {name: partial(_of_records, cell) for name, cell in facts.items()}
+
+
+def _of_records(cell: Callable[[Sequence[Record]], str], line: RowReport) -> str:
+    return cell(line.records) if line.records else ""
+
+
+def _paper_accuracy(line: RowReport) -> str:
+    row = line.row
+    half_width = "" if row.half_width is None else f" ± {row.half_width:.2f}"
+    return "" if row.paper is None else f"{row.paper:.2f}{half_width}"
+
+
+def _our_accuracy(line: RowReport) -> str:
+    if not line.records:
+        return "not run"
+    return f"{line.accuracy_interval.mean:.2f} ± {line.accuracy_interval.half_width:.2f}"
+
+
+def _method_difference(at: int, verdicts: Verdicts, line: RowReport) -> str:
+    """A difference over the common seeds, and their number if some lack."""
+    difference = line.differences[at]
+    interval, verdict = difference.by_image, verdicts.get(difference)
+    if interval is None or verdict is None or verdict.images is None:
+        return ""
+    clear = verdict.images.holm < LEVEL and verdict.status != TOO_SHORT
+    text = f"{signed_number(interval.mean)} ± {interval.half_width:.2f}" + f" {CLEAR}" * clear
+    common = len(difference.common)
+    return text if common == len(line.records) else f"{text} (n = {common})"
+
+
+def _method_note(report: Report, verdicts: Verdicts) -> str:
+    return (
+        f"{report.table.note} {CLEAR}: clear of zero by task after Holm's adjustment for the "
+        f"{len(verdicts)} differences of the table; none below an eighth of a schedule is."
+    )
+
+
+def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> Columns:
+    """The columns of networks, which are compared with the first."""
+    metric, baseline = panel.panel.metric, panel.panel.baseline_row
+    columns: Columns = {
+        "network": lambda line: line.row.label,
+        "recipe": lambda line: f"`{line.row.recipe}`",
+        f"paper, {metric} %": partial(_paper_cell, baseline),
+        f"ours, {metric} %": our_result,
+        "n": lambda line: f"{len(line.records)}",
+    }
+    for at, way in enumerate(("seed", "image", "both")):
+        heading = f"to {baseline.label}, by {way}"
+        columns[heading] = lambda line, at=at: _difference_cells(baseline, line)[at]
+    columns |= {
+        "p over seeds": lambda line: p_text(verdicts.get(line.baseline_difference), "seeds"),
+        "p by image": lambda line: p_text(verdicts.get(line.baseline_difference), "images"),
+        "parameters": _parameters_cell,
+        "MACs": lambda line: cost_cells(line)[1],
+        "time": lambda line: cost_cells(line)[2],
+    }
+    if any("trained" in record.summary for record in panel.all_records):
+        columns["trained"] = partial(_adapter_cell, "trained", "{:,}")
+        columns["file, kB"] = partial(_adapter_cell, "bytes", "{:,.1f}")
+    return columns | ({"step": _step_time} if report.costs else {})
+
+
+def _network_notes(report: Report, verdicts: Verdicts) -> list[str]:
+    """How to read the whole table; "" for what does not concern it."""
+    return [
+        report.table.note,
+        _verdict_note(report, verdicts) if verdicts else "",
+        f"Steps are times of an update over that of `{report.costs.baseline}`, measured side "
+        f"by side apart from the runs, with a 95 % interval: {report.costs.source}."
+        if report.costs
+        else "",
+        f"Runs at other budgets: {', '.join(report.others)} (`--budget`)." if report.others else "",
+    ]
+
+
+def _verdict_note(report: Report, verdicts: Verdicts) -> str:
+    """What the p-values are, and that a short schedule decides nothing."""
+    text = (
+        f"P-values are adjusted by Holm for the table's {len(verdicts)} differences. That over "
+        "seeds is the largest of all intervals of the row, the one by pooled scatter included, and "
+        "needs three seeds; that by image is about these trained networks alone."
+    )
+    if report.budget < LEAST_BUDGET:
+        text += " So short a schedule says nothing about differences at its end."
+    return text
+
+
+def our_result(line: RowReport) -> str:
+    """Mean and deviation of our runs, or why there are none."""
+    if not line.records:
+        return "not run" if line.row.has_recipe else "not run (no recipe)"
+    top5 = "" if line.top5_error is None else f", top-5 {deviation_text(*line.top5_error)}"
+    lost = failed_text(line.records)
+    return deviation_text(line.mean_value, line.value_deviation) + top5 + lost
+
+
+def failed_text(records: Sequence[Record]) -> str:
+    """How many of the runs failed, if any did: these are not in the mean."""
+    count = sum(record.failed for record in records)
+    return f" ({count} of {len(records)} failed)" if count else ""
+
+
+def cost_cells(line: RowReport) -> tuple[str, str, str]:
+    """Parameters, MACs of one image and training time."""
+    if not line.records:
+        return "", "", ""
+    summary = line.records[0].summary
+    parameters = f"{summary['parameters'] / 1e6:.2f} M"
+    return parameters, f"{summary['macs'] / 1e6:,.0f} M", format_clock(line.mean_seconds)
+
+
+def judge_differences(report: Report) -> dict[Difference, Verdict]:
+    """The verdicts of the table's differences; they are one family of Holm's adjustment."""
+    budgets = {
+        each: line.records[0].budget
+        for panel in report.panels
+        for line in panel.lines
+        for each in line.differences
+        if each.by_image is not None
+    }
+    comparisons = [
+        Comparison(difference=difference, sign=1, budget=budget)
+        for difference, budget in budgets.items()
+    ]
+    return dict(zip(budgets, judge_comparisons(comparisons), strict=True))
+
+
+def p_text(verdict: Verdict | None, over: Literal["seeds", "images"]) -> str:
+    """A p-value adjusted by Holm; "" where there is none."""
+    adjusted = None if verdict is None else getattr(verdict, over)
+    if adjusted is None:
+        return ""
+    return "< 0.001" if adjusted.holm < 1e-3 else f"{adjusted.holm:.3f}"
+
+
+def _parameters_cell(line: RowReport) -> str:
+    parameters, paper = cost_cells(line)[0], line.row.parameters
+    return parameters if paper is None else f"{parameters} (paper {paper:.2f} M)".strip()
+
+
+def _adapter_cell(fact: str, form: str, line: RowReport) -> str:
+    """How many numbers an adaptation trained, or the size of their file."""
+    summary = line.records[0].summary if line.records else {}
+    if "trained" not in summary:
+        return ""
+    return form.format(summary[fact] / 1e3 if fact == "bytes" else summary[fact])
+
+
+def _step_time(line: RowReport) -> str:
+    if line.step is None:
+        return ""
+    if line.step.low == line.step.high:
+        return f"{line.step.mean:g}"
+    return f"{line.step.mean:.2f} [{line.step.low:.2f}, {line.step.high:.2f}]"
+
+
+def _paper_cell(baseline: Row, line: RowReport) -> str:
+    """The paper's number and its difference to the paper's baseline."""
+    row = line.row
+    if row.paper is None:
+        return ""
+    top5 = "" if row.top5 is None else f", top-5 {row.top5:.2f}"
+    change = paper_change(row, baseline)
+    return f"{row.paper:.2f}" + ("" if change is None else f" ({signed_number(change)})") + top5
+
+
+def paper_change(row: Row, baseline: Row) -> float | None:
+    """The paper's difference between a row and its baseline; None where it has none."""
+    if row == baseline or row.paper is None or baseline.paper is None:
+        return None
+    return row.paper - baseline.paper
+
+
+def _difference_cells(baseline: Row, line: RowReport) -> tuple[str, str, str]:
+    if line.row == baseline or not line.records:
+        return "", "", ""
+    difference = line.baseline_difference
+    if difference.by_image is None:
+        return "no common seed", "no common seed", ""
+    seeds, by_image = len(difference.common), interval_text(difference.by_image)
+    if difference.by_seed is None or difference.by_both is None:
+        return "", f"{by_image}, by image alone ({seeds} seed{'s' if seeds > 1 else ''})", ""
+    return interval_text(difference.by_seed), by_image, interval_text(difference.by_both)
