@@ -10,14 +10,20 @@ from tiny_results import edit
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.tasks.few_shot import records as asked
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation, Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train import RunError
 from neural_similarity.lab.train.recipe import recipe_to_json, scale_recipe
 from neural_similarity.lab.train.statistics import by_task
 from neural_similarity_paper import tables
-from neural_similarity_paper.tables import TABLES, make_report, recording, records, table6
+from neural_similarity_paper.tables import (
+    TABLES,
+    few_shot_records,
+    make_report,
+    recording,
+    records,
+    table6,
+)
 from neural_similarity_paper.tables.rows import on_other_data
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
@@ -141,7 +147,7 @@ def test_records_tell_every_task(results):
 def tiny_table(monkeypatch):
     """Table 6 of tasks as small as ours."""
     for name, value in {"WAYS": 2, "QUERIES": 3}.items():
-        monkeypatch.setattr(asked, name, value)
+        monkeypatch.setattr(few_shot_records, name, value)
     table = table6.few_shot_table((2, 1))
     monkeypatch.setitem(TABLES, "6", table)
     monkeypatch.setitem(TABLES, "6-fc100", on_other_data(table, "FC100", "mini-", "fc100-"))

@@ -13,14 +13,20 @@ from tiny_results import edit
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.few_shot import evaluation
-from neural_similarity.lab.tasks.few_shot import records as asked
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
 from neural_similarity.lab.train import RunError
 from neural_similarity.lab.train.checkpoint import weights_digest
 from neural_similarity.lab.train.run import find_checkpoint, usual_checkpoint
 from neural_similarity.nn import Diagonal, Static
-from neural_similarity_paper.tables import TABLES, Scope, missing_lines, recording, wanted_records
+from neural_similarity_paper.tables import (
+    TABLES,
+    Scope,
+    few_shot_records,
+    missing_lines,
+    recording,
+    wanted_records,
+)
 from neural_similarity_paper.tables.rows import Panel, Row, Table
 
 NAMING = replace(TINY, select_on="val")
@@ -49,8 +55,8 @@ def world():
         for name, recipe in OWN.items():
             patch.setitem(RECIPES, name, recipe)
         patch.setitem(TABLES, "6", Table("Tiny", (Panel("tiny", "accuracy", ROWS),)))
-        patch.setattr(asked, "WAYS", 2)
-        patch.setattr(asked, "QUERIES", 3)
+        patch.setattr(few_shot_records, "WAYS", 2)
+        patch.setattr(few_shot_records, "QUERIES", 3)
         yield
 
 
@@ -353,7 +359,9 @@ def test_the_command_of_a_record_repeats_the_precision_of_its_scores(done, tmp_p
     content["summary"].pop("score_precision")
     content["summary"] |= {"score_precision": scored} if scored else {}
     file.write_text(json.dumps(content))
-    (record,) = asked.recorded_outcomes(session.open_run(folder), "").values()
+    (record,) = (
+        few_shot_records.EvaluationRecords().outcomes_of(session.open_run(folder), "").values()
+    )
     assert record["summary"]["command"].endswith(" --precision bf16") == (scored != "fp32")
 
 
@@ -373,7 +381,7 @@ def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
 def test_data_that_lack_images_for_test_tasks_are_refused_before_training(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(asked, "QUERIES", 30)
+    monkeypatch.setattr(few_shot_records, "QUERIES", 30)
     assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
     assert "2 + 30 images for shots and queries" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -10,7 +10,7 @@ import tyro
 
 from neural_similarity.choices import require_count, require_least
 from neural_similarity.files import write_text
-from neural_similarity.lab.cli.commands import print_line, require_known_name, say_json
+from neural_similarity.lab.cli.commands import print_line, require_known_name
 from neural_similarity.lab.cli.parsing import (
     check_folders,
     check_seeds,
@@ -131,8 +131,6 @@ class ShowOptions(TableOptions):
     """Times of updates that `python -m benchmarks recipes` saved; left out where there are none."""
     out: Path | None = None
     """Markdown file to write, a picture of the same name beside it; by default text is printed."""
-    json: bool = False
-    """Print the numbers as JSON."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,9 +203,7 @@ def table(args: Sequence[str]) -> int:
     costs = tables.read_costs(options.costs) if options.costs.exists() else None
     facts = {"budget": options.budget, "results": options.results, "costs": costs}
     report = tables.make_report(options.table_in_variant, **facts)
-    if options.json:
-        say_json(tables.report_rows(report))
-    elif options.out is None:
+    if options.out is None:
         sys.stdout.write(tables.to_markdown(report))
     elif report.table.mixed:
         write_text(options.out, tables.to_markdown(report))

@@ -16,7 +16,6 @@ from neural_similarity_paper.tables.plots import draw_report as draw_report
 from neural_similarity_paper.tables.recording import write_records as write_records
 from neural_similarity_paper.tables.records import read_records as read_records
 from neural_similarity_paper.tables.report import make_report as make_report
-from neural_similarity_paper.tables.report import report_rows as report_rows
 from neural_similarity_paper.tables.rows import Row as Row
 from neural_similarity_paper.tables.rows import Table as Table
 from neural_similarity_paper.tables.running import LinesOutcome as LinesOutcome

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import open_run
-from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.checkpoint import list_checkpoints, step_of
 from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
 from neural_similarity.lab.train.runtime import PrecisionChoice
-from neural_similarity.lab.train.task import Trial
+from neural_similarity_paper.tables.kinds import Trial
 from neural_similarity_paper.tables.recording import overridden_fields, start_option
-from neural_similarity_paper.tables.records import budget_name, read_placed, records_folder
+from neural_similarity_paper.tables.records import budget_name, kind_of, read_placed, records_folder
 from neural_similarity_paper.tables.rows import Row
 
 THREADS = 1
@@ -101,7 +100,7 @@ def wanted_records(rows: Iterable[Row], seeds: Sequence[int], count: int = 2_000
         Wanted(Key(row.recipe, seed, trial.retrained), trial)
         for seed in seeds
         for row in chosen
-        for trial in task_of(RECIPES[row.recipe]).row_trials(seed, row.method, row.shots, count)
+        for trial in kind_of(RECIPES[row.recipe]).row_trials(seed, row.method, row.shots, count)
     )
     return list(dict.fromkeys(wanted))
 
@@ -120,7 +119,7 @@ def check_data(rows: Iterable[Row], lines: Iterable[Line], data: Path) -> None:
         if row.recipe in begun and (recipe := RECIPES[row.recipe])
     }
     for (_, shots), recipe in needed.items():
-        task_of(recipe).check_trials(recipe, data, shots)
+        kind_of(recipe).check_trials(recipe, data, shots)
 
 
 def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:

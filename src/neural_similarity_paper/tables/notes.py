@@ -2,9 +2,9 @@
 
 from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.train.record import Record
 from neural_similarity_paper.recipes.cifar import PREDICTOR
 from neural_similarity_paper.tables.markdown import interval_text
+from neural_similarity_paper.tables.record import Record
 from neural_similarity_paper.tables.records import commits_of
 from neural_similarity_paper.tables.report import PanelReport
 

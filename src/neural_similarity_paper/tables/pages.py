@@ -5,9 +5,7 @@ from functools import partial
 from typing import Literal
 
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train.progress import format_clock
-from neural_similarity.lab.train.record import Record
 from neural_similarity_paper.tables.markdown import (
     deviation_text,
     interval_text,
@@ -15,6 +13,8 @@ from neural_similarity_paper.tables.markdown import (
     signed_number,
 )
 from neural_similarity_paper.tables.notes import panel_notes
+from neural_similarity_paper.tables.record import Record
+from neural_similarity_paper.tables.records import kind_of
 from neural_similarity_paper.tables.report import Difference, PanelReport, Report, RowReport
 from neural_similarity_paper.tables.rows import Row
 from neural_similarity_paper.tables.verdicts import (
@@ -63,7 +63,7 @@ def _method_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> C
     }
     for at, heading in enumerate(report.table.compared):
         columns[heading] = partial(_method_difference, at, verdicts)
-    facts = task_of(RECIPES[panel.panel.rows[0].recipe]).COLUMNS
+    facts = kind_of(RECIPES[panel.panel.rows[0].recipe]).columns
     return columns | {name: partial(_of_records, cell) for name, cell in facts.items()}
 
 

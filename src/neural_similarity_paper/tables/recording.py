@@ -7,7 +7,6 @@ from typing import Any
 
 from neural_similarity.files import read_json
 from neural_similarity.lab.recipes import RECIPES, STARTS
-from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.files import write_result
 from neural_similarity.lab.train.recipe import MACHINE, recipe_from_json, recipe_to_json
@@ -16,6 +15,7 @@ from neural_similarity_paper.tables.records import (
     DIRTY,
     changed_fields,
     commits_of,
+    kind_of,
     read_record,
     records_folder,
 )
@@ -41,7 +41,7 @@ def write_records(run: Run, results: Path) -> list[Path]:
             "only runs with another seed, budget or machine setting become records"
         )
     folder, facts = records_folder(results, run.name, run.budget), _run_facts(run)
-    outcomes = task_of(run.recipe).record_outcomes(run, repeat_command(run))
+    outcomes = kind_of(run.recipe).outcomes_of(run, repeat_command(run))
     return [_write_record(folder / f"{stem}.json", facts | one) for stem, one in outcomes.items()]
 
 

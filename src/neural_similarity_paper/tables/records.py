@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.lab.recipes import RECIPES, STARTS
-from neural_similarity.lab.tasks import task_of
+from neural_similarity.lab.tasks.few_shot import FewShotRecipe
 from neural_similarity.lab.train.files import check_fields, read_result
 from neural_similarity.lab.train.recipe import (
     MACHINE,
@@ -20,7 +20,9 @@ from neural_similarity.lab.train.recipe import (
     recipe_from_json,
     scale_recipe,
 )
-from neural_similarity.lab.train.record import Outcome, Record, has_failed
+from neural_similarity_paper.tables.few_shot_records import EvaluationRecords
+from neural_similarity_paper.tables.kinds import RunRecords
+from neural_similarity_paper.tables.record import Outcome, Record, has_failed
 
 FREE: tuple[str, ...] = ("seed", *MACHINE)
 """Fields that may differ between a run and its recipe."""
@@ -42,11 +44,17 @@ _KINDS = {
 }
 """Types of what tables show of records, see `check_fields`."""
 _ENTRIES = ("budget", "code", "environment", "data", "training", "summary")
+_OPTIONAL_ENTRIES = ("start", "retrained", "learned")
+
+
+def kind_of(recipe: TrainingRecipe) -> RunRecords:
+    """How records of runs of such a recipe are named, made, read and shown."""
+    return EvaluationRecords() if isinstance(recipe, FewShotRecipe) else RunRecords()
 
 
 def records_folder(results: Path, name: str, budget: float) -> Path:
     """The folder of a recipe's records at a budget."""
-    kind = task_of(RECIPES[name]).RECORDS if name in RECIPES else ""
+    kind = kind_of(RECIPES[name]).folder if name in RECIPES else ""
     return results / kind / name / budget_name(budget)
 
 
@@ -127,16 +135,15 @@ def read_record(path: Path) -> Record:
 
 def _parse_record(path: Path, content: dict[str, Any]) -> Record:
     content.setdefault("training", content["summary"])
-    task = task_of(RECIPES[content["recipe"]])
-    recipe = recipe_from_json(content["config"], task.RUN.RECIPE)
-    outcome = task.read_outcome(content, recipe)
+    recipe = recipe_from_json(content["config"], type(RECIPES[content["recipe"]]))
+    outcome = kind_of(recipe).read_outcome(content, recipe)
     check_fields(content, _KINDS)
     for process in content["environment"].get("resumed", []):
         check_fields(process, {"commit": str | None})
     return Record(
         **vars(outcome),
         **{name: content[name] for name in _ENTRIES},
-        **{name: content.get(name) for name in ("start", "retrained", "learned")},
+        **{name: content[name] for name in _OPTIONAL_ENTRIES if name in content},
         path=path,
         name=content["recipe"],
         recipe=recipe,
@@ -175,5 +182,5 @@ def record_files(folder: Path, name: str) -> list[Path]:
     """The records of a recipe in a folder, in the order of their names; others are a user's."""
     if name not in RECIPES:
         return []
-    is_record = task_of(RECIPES[name]).is_record
+    is_record = kind_of(RECIPES[name]).is_record
     return [path for path in sorted(folder.glob("*.json")) if is_record(path)]

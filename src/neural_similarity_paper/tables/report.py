@@ -5,14 +5,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.tasks import task_of
 from neural_similarity.lab.train.recipe import scale_recipe
-from neural_similarity.lab.train.record import Record
 from neural_similarity.lab.train.statistics import (
     LEAST_SEEDS,
     Interval,
@@ -23,7 +20,8 @@ from neural_similarity.lab.train.statistics import (
     pooled_deviation,
 )
 from neural_similarity_paper.tables.costs import StepCosts
-from neural_similarity_paper.tables.records import read_records, recorded_budgets
+from neural_similarity_paper.tables.record import Record
+from neural_similarity_paper.tables.records import kind_of, read_records, recorded_budgets
 from neural_similarity_paper.tables.rows import MetricName, Panel, Row, Table
 
 Groups = Mapping[Hashable, list[Record]]
@@ -72,7 +70,7 @@ class RowReport:
     def accuracy_interval(self) -> Interval:
         """Over test images or tasks, each averaged over the seeds; in percent."""
         accuracies = torch.stack([record.accuracies for record in self.records]).mean(0)
-        return task_of(RECIPES[self.row.recipe]).interval(100 * accuracies)
+        return kind_of(RECIPES[self.row.recipe]).interval(100 * accuracies)
 
     @property
     def run_values(self) -> list[float]:
@@ -164,7 +162,7 @@ class _Reader:
         place = row.recipe, budget
         if place not in self.found:
             self.found[place] = read_records(self.results, *place)
-        return task_of(RECIPES[row.recipe]).group_records(self.found[place], row.method, row.shots)
+        return kind_of(RECIPES[row.recipe]).group_records(self.found[place], row.method, row.shots)
 
     def row_budgets(self, row: Row) -> list[float]:
         """The budgets at which a row has records."""
@@ -231,42 +229,6 @@ def make_report(
     )
 
 
-def report_rows(report: Report) -> list[dict[str, Any]]:
-    """Every row with its numbers, as JSON can hold them."""
-    return [
-        {
-            **{"panel": panel.panel.title, "label": line.row.label, "recipe": line.row.recipe},
-            **{"method": line.row.method, "shots": line.row.shots},
-            **{"metric": line.metric, "paper": line.row.paper},
-            "budget": line.records[0].budget if line.records else report.budget,
-            "seeds": [record.seed for record in line.records],
-            "values": [metric_value(record, line.metric) for record in line.records],
-            "failed": [record.seed for record in line.records if record.failed],
-            "to_baseline": {
-                way: interval and [interval.low, interval.mean, interval.high]
-                for way, interval in (
-                    ("by_seed", line.baseline_difference.by_seed),
-                    ("by_image", line.baseline_difference.by_image),
-                    ("by_both", line.baseline_difference.by_both),
-                )
-            },
-            **_accuracy_facts(line),
-        }
-        for panel in report.panels
-        for line in panel.lines
-    ]
-
-
-def _accuracy_facts(line: RowReport) -> dict[str, Any]:
-    if not line.records:
-        return {"accuracy": None, "reach": None, "summary": None}
-    facts = task_of(RECIPES[line.row.recipe]).record_facts(line.records)
-    return {
-        "accuracy": line.accuracy_interval.mean,
-        "reach": line.accuracy_interval.half_width,
-    } | facts
-
-
 def fullest_budget(table: Table, reader: _Reader) -> float:
     """The budget at which most of the rows have records, the largest of several; or 1."""
     rows = {(row.recipe, row.method, row.shots): row for row in table.all_rows}
@@ -310,7 +272,7 @@ def compare_records(
     return Difference(
         common=common,
         by_seed=by_seed(seeds) if several else None,
-        by_image=task_of(first[common[0]].recipe).interval(changes.mean(0)),
+        by_image=kind_of(first[common[0]].recipe).interval(changes.mean(0)),
         by_both=by_seed_and_image(changes) if several else None,
     )
 
@@ -353,7 +315,7 @@ def _row_difference(
     """The difference of a row's records to those of another that are comparable."""
     if not records:
         return Difference()
-    comparable = task_of(RECIPES[row.recipe]).comparable
+    comparable = kind_of(RECIPES[row.recipe]).comparable
     theirs = [one for own in groups.values() for one in own if comparable(records[0], one)]
     return pooled_difference(records, theirs, metric, scatter)
 

@@ -1,6 +1,5 @@
 """Image classification: cross-entropy on batches, scored on a test set."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from torch import Tensor, nn
 
 from neural_similarity import models, visualize
-from neural_similarity.conversion import fold
 from neural_similarity.lab import data
 from neural_similarity.lab.data import (
     Augment,
@@ -24,8 +22,6 @@ from neural_similarity.lab.data import (
 )
 from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.errors import content_errors
-from neural_similarity.lab.tasks.baselines import merge_baselines
-from neural_similarity.lab.tasks.learned import learned
 from neural_similarity.lab.terminal import one_line
 from neural_similarity.lab.train import (
     Recipe,
@@ -36,22 +32,16 @@ from neural_similarity.lab.train import (
     distributed,
     evaluate_model,
     pack_correct,
-    unpack_correct,
 )
 from neural_similarity.lab.train.checkpoint import TrainingState
-from neural_similarity.lab.train.files import check_fields
-from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
 from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import format_clock, print_notice
-from neural_similarity.lab.train.record import Outcome
 from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
-from neural_similarity.lab.train.statistics import Interval, by_image
 from neural_similarity.lab.train.task import Scoring, Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
-SEED = re.compile(r"-?[0-9]+")
 BY_CLASS = "test_class_accuracies"
 """The entry of a summary that holds the accuracy of every class."""
 SHOWN = 10
@@ -239,39 +229,6 @@ class ClassificationTask(Task[Run, Recipe]):
         if best := summary.get("best_checkpoint"):
             text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
         return f"{text}run folder {run.path}, pictures in {run.plots}"
-
-    @staticmethod
-    def record_outcomes(run: Run, command: str) -> dict[str, dict[str, Any]]:
-        summary = read_facts(run.summary)
-        correct = summary.pop("test_correct")
-        summary.pop(BY_CLASS, None)  # A thousand numbers for ImageNet, which follow from `correct`.
-        size = (run.channels, run.image_size, run.image_size)
-        summary["macs"] = models.macs(fold(merge_baselines(run.build()), dynamic="keep"), *size)
-        outcome = {
-            "checkpoint": checkpoint_facts(run, "last"),
-            "summary": summary | {"command": command},
-            "metrics": read_lines(run.metrics),
-            "learned": learned(merge_baselines(load_network(run))),
-            "correct": correct,
-        }
-        return {f"{run.recipe.seed}": outcome}
-
-    @staticmethod
-    def is_record(path: Path) -> bool:
-        return SEED.fullmatch(path.stem) is not None
-
-    @staticmethod
-    def read_outcome(content: dict[str, Any], recipe: Recipe) -> Outcome:
-        right = unpack_correct(content["correct"])
-        share = right.sum().item() / len(right)
-        if share != content["summary"]["test_accuracy"]:
-            raise ValueError(f"its images say {share}, its summary {content['summary']}")
-        check_fields(content, {"summary.macs": int})
-        return Outcome(stem=f"{recipe.seed}", correct=right, accuracies=right.double())
-
-    @staticmethod
-    def interval(values: Tensor) -> Interval:
-        return by_image(values.tolist())
 
 
 def fit_recipe(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:

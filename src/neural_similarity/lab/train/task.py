@@ -1,11 +1,9 @@
-"""The interface of tasks: everything in which kinds of runs differ."""
+"""The interface of tasks: everything in which the trainings of kinds of runs differ."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
-
-from torch import Tensor
 
 from neural_similarity.lab.data import ImageSet, Preprocess
 from neural_similarity.lab.data.files import ProgressCallback
@@ -14,27 +12,11 @@ from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Objective
 from neural_similarity.lab.train.recipe import TrainingRecipe
-from neural_similarity.lab.train.record import Outcome, Record
-from neural_similarity.lab.train.run import SUMMARY, Run
+from neural_similarity.lab.train.run import Run
 from neural_similarity.lab.train.runtime import SCORE_PRECISION, Precision, Runtime
-from neural_similarity.lab.train.statistics import Interval
 
 AnyRun = TypeVar("AnyRun", bound=Run, contravariant=True)
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe, contravariant=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A record that a table's row needs for each seed."""
-
-    stem: str
-    """The name of the record's file, without .json."""
-    product: str = SUMMARY
-    """The file in the run folder whose presence means that the run can be recorded."""
-    options: tuple[str, ...] | None = None
-    """Options of `nsim evaluate`, which makes that file; None if training makes it."""
-    retrained: bool = False
-    """Whether the run is retrained with validation data added."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +30,7 @@ class Scoring:
 class Task(Protocol[AnyRun, AnyRecipe]):
     """A recipe with its data, from which the session trains and scores a network.
 
-    Its class methods define a kind of run: its texts on the command line, and how its records are
-    written, read and shown. Those with a body suit kinds whose runs have one record each.
+    Its class methods and texts define a kind of run.
     """
 
     RUN: ClassVar[type[Run]]
@@ -61,11 +42,6 @@ class Task(Protocol[AnyRun, AnyRecipe]):
     """Dataclass of the options of `nsim evaluate` that such runs have."""
     SCORING_HELP: ClassVar[str]
     """Help of `nsim evaluate`."""
-    RECORDS: ClassVar[str] = ""
-    """Folder of the records, inside the folder of all results."""
-    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = {}
-    """The columns of a table, by heading, for records that differ in their seed alone; empty for
-    image classification."""
 
     recipe: Any
     """Of the class `RUN.RECIPE`."""
@@ -177,55 +153,3 @@ class Task(Protocol[AnyRun, AnyRecipe]):
             RunError: the run chose nothing on validation data.
         """
         raise RunError(f"{run.path} cannot be retrained: only few-shot runs with select_on can")
-
-    @staticmethod
-    def row_trials(seed: int, method: str, shots: int, count: int) -> Iterable[Trial]:
-        """The records that a table's row needs for a seed.
-
-        Few-shot runs evaluate `method` on `count` test tasks with `shots` labelled images a class.
-        """
-        return [Trial(stem=f"{seed}")]
-
-    @classmethod
-    def check_trials(cls, recipe: AnyRecipe, root: str | Path, shots: int) -> None:
-        """Check that the data in `root` suffice for such trials, where they are on tasks."""
-
-    @staticmethod
-    def record_outcomes(run: AnyRun, command: str) -> dict[str, dict[str, Any]]:
-        """The parts of records that only this kind of run has, by the names of their files.
-
-        `command` is the one that repeats the run.
-        """
-        ...
-
-    @staticmethod
-    def is_record(path: Path) -> bool:
-        """Whether a file in a folder of records is named like one; other files are the user's."""
-        ...
-
-    @staticmethod
-    def read_outcome(content: dict[str, Any], recipe: AnyRecipe) -> Outcome:
-        """The outcome that `record_outcomes` gave."""
-        ...
-
-    @staticmethod
-    def group_records(
-        records: Sequence[Record], method: str, shots: int
-    ) -> dict[Hashable, list[Record]]:
-        """The records that a row shows, in groups that differ in their seed alone."""
-        return {(): sorted(records, key=lambda record: record.seed)} if records else {}
-
-    @staticmethod
-    def comparable(ours: Record, theirs: Record) -> bool:
-        """Whether two records of a seed were scored on the same images or tasks."""
-        return True
-
-    @staticmethod
-    def interval(values: Tensor) -> Interval:
-        """The interval of a mean over test images or tasks."""
-        ...
-
-    @staticmethod
-    def record_facts(records: Sequence[Record]) -> dict[str, Any]:
-        """The facts that a table gives about these records in JSON, besides accuracies."""
-        return {"summary": records[0].summary}

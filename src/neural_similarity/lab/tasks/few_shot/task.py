@@ -1,6 +1,6 @@
 """Few-shot learning as a task: episodic training, or pretraining on the base classes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -12,9 +12,8 @@ from neural_similarity.lab.data import ClassSplit, Images, Preprocess
 from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.classification import batches_of
-from neural_similarity.lab.tasks.few_shot import records
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
-from neural_similarity.lab.tasks.few_shot.evaluation import is_evaluation, scored_texts
+from neural_similarity.lab.tasks.few_shot.evaluation import scored_texts
 from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
@@ -26,10 +25,8 @@ from neural_similarity.lab.train import Run, Runtime, read_run
 from neural_similarity.lab.train.checkpoint import TrainingState, newest_checkpoint, step_of
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
-from neural_similarity.lab.train.progress import count_bar, format_clock
-from neural_similarity.lab.train.record import Record
+from neural_similarity.lab.train.progress import format_clock
 from neural_similarity.lab.train.run import read_facts, require_finished, start_facts
-from neural_similarity.lab.train.statistics import by_task
 from neural_similarity.lab.train.task import Scoring, Task
 
 SELECTION_SEED = 1
@@ -53,8 +50,6 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
     NAMES_CLASSES: ClassVar[bool] = False
     SCORING: ClassVar[type[Scoring]] = TaskScoring
     SCORING_HELP: ClassVar[str] = SCORING_HELP
-    RECORDS: ClassVar[str] = "fewshot"
-    COLUMNS: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = records.RECORD_COLUMNS
 
     recipe: FewShotRecipe
     split: ClassSplit
@@ -158,20 +153,7 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
         recipe = retraining_recipe(run.recipe, **chosen)
         return replace(recipe, start=None if start is None else str(start)), chosen
 
-    @classmethod
-    def check_trials(cls, recipe: FewShotRecipe, root: str | Path, shots: int) -> None:
-        with count_bar("images decoded") as decoded:
-            check_tasks(cls.load(recipe, root, decoded).split, "test", records.table_sizes(shots))
-
-    row_trials = staticmethod(records.wanted_trials)
     scored_texts = staticmethod(scored_texts)
-    record_outcomes = staticmethod(records.recorded_outcomes)
-    is_record = staticmethod(is_evaluation)
-    read_outcome = staticmethod(records.read_outcome)
-    group_records = staticmethod(records.grouped_records)
-    comparable = staticmethod(records.comparable_records)
-    interval = staticmethod(by_task)
-    record_facts = staticmethod(records.record_facts)
 
 
 def _require_all_classes(start: str | Path | None, why: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from neural_similarity.lab.tasks.few_shot import Evaluation
 from neural_similarity.lab.train.recipe import TrainingRecipe
 
 LOSS_RISE = 1.5
@@ -25,7 +26,7 @@ class Outcome:
     """Whether each test image was classified correctly; or the correct queries of each task."""
     accuracies: Tensor
     """Share of correct answers for each image or task; float64."""
-    evaluation: Any = None
+    evaluation: Evaluation | None = None
     """The evaluation of a few-shot run."""
 
 
