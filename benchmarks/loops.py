@@ -19,10 +19,10 @@ from benchmarks.options import Options
 from benchmarks.oracle import Errors, error_of, joined_numbers
 from benchmarks.report import Row
 from neural_similarity.lab.data import Images, Preprocess
-from neural_similarity.lab.session import initial_state
 from neural_similarity.lab.tasks.classification import batches_of
 from neural_similarity.lab.train import Recipe, Run
 from neural_similarity.lab.train.checkpoint import TrainingState
+from neural_similarity.lab.train.fitting import initial_state
 from neural_similarity.lab.train.graph import WARM_UP
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.lab.train.loop import Job, fit_model

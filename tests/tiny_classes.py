@@ -10,6 +10,7 @@ from neural_similarity.lab import data, session
 from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.data.images import digest_of
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
+from neural_similarity.lab.train import fitting
 from neural_similarity.lab.train.runtime import cpu_threads
 
 LOAD, DRAW_CURVES = data.load_split, session.draw_learning_curves
@@ -52,7 +53,7 @@ def make_split(each=12):
 def use_tiny_classes(patch):
     """Every few-shot data set is the tiny one, no curves are drawn, until `patch` is undone."""
     patch.setattr(data, "load_split", lambda *_, **__: make_split())
-    patch.setattr(session, "draw_learning_curves", lambda *_: None)
+    patch.setattr(fitting, "draw_learning_curves", lambda *_: None)
 
 
 @contextlib.contextmanager

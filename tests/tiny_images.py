@@ -9,7 +9,7 @@ import torch
 from neural_similarity import visualize
 from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Dataset, Images
-from neural_similarity.lab.train import Recipe
+from neural_similarity.lab.train import Recipe, fitting
 from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 
@@ -46,7 +46,7 @@ def use_tiny_images(patch):
     """Every data set is the tiny one and no pictures are drawn, until `patch` is undone."""
     patch.setattr(data, "load_dataset", lambda *_, **__: make_dataset())
     patch.setattr(visualize, "draw", lambda *_: [])
-    patch.setattr(session, "draw_learning_curves", lambda *_: None)
+    patch.setattr(fitting, "draw_learning_curves", lambda *_: None)
 
 
 def train_tiny(folder, **changes):

@@ -21,6 +21,7 @@ from neural_similarity.lab.errors import Interrupted
 from neural_similarity.lab.tasks.few_shot import evaluate
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
+from neural_similarity.lab.train import fitting
 from neural_similarity.nn import Diagonal, Static
 
 HALF = 2
@@ -73,13 +74,13 @@ def interrupted(out):
         here = RANK == int(os.environ.get("WORLD_SIZE", "1")) - 1
         original(job, state, journal, lambda: 15 if here and state.step == HALF else None)
 
-    original, session.fit_model = session.fit_model, fit
+    original, fitting.fit_model = fitting.fit_model, fit
     try:
         session.train(BY_CLASSES, out=out, device="cpu")
     except Interrupted:
         return
     finally:
-        session.fit_model = original
+        fitting.fit_model = original
     raise AssertionError("no signal came")
 
 

@@ -19,6 +19,7 @@ from tiny_images import train_tiny
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.train import fitting
 
 SECONDS = 120
 REPR = re.compile(r"<[\w.]+ object|<_io\.|<class |\b\w+(Error|Exception)\(")
@@ -113,7 +114,7 @@ def test_every_command_has_a_start():
 @pytest.mark.parametrize("command", STARTS)
 def test_odd_values_of_every_option(tmp_path, monkeypatch, capsys, places, command):
     monkeypatch.chdir(places["FOLDER"])
-    monkeypatch.setattr(session, "fit_model", enough)
+    monkeypatch.setattr(fitting, "fit_model", enough)
     tried, wrong, seen = 0, [], set()
     for start in STARTS[command]:
         known = options_of(start, places, capsys)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.files import new_file
+from neural_similarity.lab.train.plots import write_picture
 from neural_similarity.lab.train.statistics import Interval
 from neural_similarity_paper.tables.markdown import interval_text
 from neural_similarity_paper.tables.notes import BETTER
@@ -43,8 +43,7 @@ def draw_report(report: Report, path: Path) -> None:
         handles |= dict(zip(labels, drawn, strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     figure.suptitle(f"{report.table.title}\n{report.schedule_text}")
-    with new_file(path) as file:
-        figure.savefig(file, format="png")
+    write_picture(figure, path)
 
 
 def _draw_values(axes: Any, report: PanelReport) -> None:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity_paper.theory.factors import (
     SIZE,
     Problem,
@@ -180,13 +181,17 @@ def draw_result(bias: Bias, figure: Any) -> None:
         _draw_ends(axes[1], panel.outcomes, "error")
         axes[1].set_title("distance to the truth", fontsize=9)
         axes[1].set_yticklabels([])
-        for outcome in panel.outcomes:
-            if outcome.start.depth < 3 and outcome.start.weight < 1:
-                ranks = outcome.curves["effective_rank"]
-                axes[2].semilogx(bias.steps[1:], ranks[1:], label=_start_label(outcome.start))
+        curves = [
+            Curve(
+                bias.steps[1:],
+                each.curves["effective_rank"][1:],
+                _start_label(each.start) if axes[2] is grid[0, 2] else "",
+            )
+            for each in panel.outcomes
+            if each.start.depth < 3 and each.start.weight < 1
+        ]
+        draw_curves(axes[2], curves, xscale="log")
         axes[2].set_title("effective rank against steps", fontsize=9)
-        axes[2].grid(alpha=0.3)
-    grid[0, 2].legend(fontsize=6)
 
 
 def _draw_ends(axes: Any, outcomes: Sequence[StartOutcome], name: str) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import neural_similarity as ns
+from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity.nn import StaticSimilarity
 from neural_similarity_paper.theory.measures import seed_generators
 
@@ -125,15 +126,14 @@ def centre_misfit(weight: Tensor, *, shared: bool) -> float:
 
 def draw_result(euler: Euler, figure: Any) -> None:
     """Draw the error against the number of layers."""
-    axes = figure.subplots()
-    for errors in np.transpose(euler.flow_errors):
-        axes.loglog(euler.layers, errors, "o-", c="tab:blue", alpha=0.6)
     first = np.mean(euler.flow_errors[-1]) * euler.layers[-1]
-    axes.loglog(euler.layers, first / np.array(euler.layers), "k:", label="order 1")
-    axes.set(
+    look = {"c": "tab:blue", "alpha": 0.6}
+    curves = [Curve(euler.layers, e, "", "o-", look) for e in np.transpose(euler.flow_errors)]
+    draw_curves(
+        figure.subplots(),
+        [*curves, Curve(euler.layers, first / np.array(euler.layers), "order 1", "k:")],
         xlabel="layers of Δt = 1/layers", ylabel="relative error at t = 1",
+        xscale="log", yscale="log",
         title=f"Residual layers against x' = g(x); one layer = one step to "
         f"{max(euler.step_errors):.0e}",
     )  # fmt: skip
-    axes.legend()
-    axes.grid(alpha=0.3)

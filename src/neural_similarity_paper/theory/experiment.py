@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from neural_similarity.files import new_file
 from neural_similarity.lab.train.environment import checkout_commit, command_line, cpu_name
 from neural_similarity.lab.train.files import write_result
+from neural_similarity.lab.train.plots import write_picture
 from neural_similarity_paper.theory import bias, euler, flow, order, spectra
 
 
@@ -73,6 +73,5 @@ def run_experiment(
     experiment.draw(result, figure)
     numbers, picture = out / f"{name}.json", out / f"{name}.png"
     write_result(numbers, record)
-    with new_file(picture) as file:
-        figure.savefig(file, format="png")
+    write_picture(figure, picture)
     return numbers, picture

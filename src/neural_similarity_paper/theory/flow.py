@@ -20,6 +20,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 import neural_similarity as ns
+from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity.nn import StaticSimilarity
 from neural_similarity_paper.theory.measures import seed_generators
 
@@ -191,16 +192,18 @@ def _path_distance(weights: Tensor, matrices: Tensor) -> float:
 def draw_result(flow: Flow, figure: Any) -> None:
     """Draw errors against step size, and the distance between the two flows."""
     left, right = figure.subplots(1, 2)
-    for errors, label, colour in (
-        (flow.derivative_errors, "one step against Eq. 6", "tab:blue"),
-        (flow.trajectory_errors, f"kernel at t = {TIME:g} against scipy", "tab:orange"),
-    ):
-        left.loglog(flow.steps, [np.mean(each) for each in errors], "o-", c=colour, label=label)
-    left.loglog(flow.steps, np.array(flow.steps), "k:", label="slope 1")
-    left.set(xlabel="step size", ylabel="relative error", title="Gradient descent of M and W")
-    left.legend()
-    for distances in flow.distance_to_plain:
-        right.plot(flow.times, distances, c="tab:blue", alpha=0.6)
-    right.set(xlabel="t", ylabel="relative distance", title="Flow of W M against that of plain W")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
+    errors = {
+        "one step against Eq. 6": flow.derivative_errors,
+        f"kernel at t = {TIME:g} against scipy": flow.trajectory_errors,
+    }
+    curves = [Curve(flow.steps, np.mean(e, axis=1), name, "o-") for name, e in errors.items()]
+    draw_curves(
+        left, [*curves, Curve(flow.steps, flow.steps, "slope 1", "k:")],
+        xlabel="step size", ylabel="relative error", title="Gradient descent of M and W",
+        xscale="log", yscale="log",
+    )  # fmt: skip
+    look = {"c": "tab:blue", "alpha": 0.6}
+    draw_curves(
+        right, [Curve(flow.times, distances, look=look) for distances in flow.distance_to_plain],
+        xlabel="t", ylabel="relative distance", title="Flow of W M against that of plain W",
+    )  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import neural_similarity as ns
+from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity_paper.theory.measures import seed_generators
 
 FEATURES, SAMPLES = 6, 1024
@@ -109,22 +110,17 @@ def _one_seed(
 
 def draw_result(order: Order, figure: Any) -> None:
     """Draw the training error against steps."""
-    axes = figure.subplots()
-    colours = {"plain": "tab:gray", "diagonal": "tab:blue", "full": "tab:orange"}
-    for name, curves in order.curves.items():
-        for index, curve in enumerate(curves):
-            label = None if index else f"{name} M" if STRUCTURE_CASES[name] else "plain layer"
-            axes.semilogy(
-                [EVERY * i for i in range(len(curve))],
-                curve,
-                c=colours[name],
-                alpha=0.7,
-                label=label,
-            )
+    axes, colours = figure.subplots(), ("tab:gray", "tab:blue", "tab:orange")
+    curves = []
+    for (name, runs), colour in zip(order.curves.items(), colours, strict=True):
+        label = f"{name} M" if STRUCTURE_CASES[name] else "plain layer"
+        curves += [
+            Curve(range(0, EVERY * len(run), EVERY), run, "" if index else label,
+                  look={"c": colour, "alpha": 0.7})
+            for index, run in enumerate(runs)
+        ]  # fmt: skip
     axes.axhline(1, c="k", ls=":", label="floor of affine functions")
-    axes.set(
-        xlabel="step of Adam", ylabel="mean squared error ÷ variance",
-        title="One layer fits x ↦ xᵀ A x",
+    draw_curves(
+        axes, curves, xlabel="step of Adam", ylabel="mean squared error ÷ variance",
+        title="One layer fits x ↦ xᵀ A x", yscale="log",
     )  # fmt: skip
-    axes.legend()
-    axes.grid(alpha=0.3)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import neural_similarity as ns
-from neural_similarity.lab.terminal import plot_label
+from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity.lab.train.statistics import mean_and_deviation
 from neural_similarity.lab.train.weights import folded_kernels
 from neural_similarity.nn import SimilarityLayer, StaticSimilarity
@@ -149,16 +149,15 @@ def draw_result(spectra: Spectra, figure: Any) -> None:
     }
     figure.set_size_inches(12, 4)
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for index, (group, average) in enumerate(spectra.groups.items()):
-            if name in average:
-                values = average[name]
-                deviations = [deviation or 0 for deviation in values["deviation"]]
-                label = plot_label(f"{group} (n={average['runs']})")
-                axes.errorbar(
-                    range(1, 1 + len(values["mean"])), values["mean"], yerr=deviations,
-                    fmt="o-", c=f"C{index}", capsize=2, label=label,
-                )  # fmt: skip
-        axes.set(xlabel="convolution", title=title)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize=7)
+        curves = [
+            _group_curve(f"{group} (n={average['runs']})", average[name], f"C{index}")
+            for index, (group, average) in enumerate(spectra.groups.items())
+            if name in average
+        ]
+        draw_curves(axes, curves, xlabel="convolution", title=title)
+
+
+def _group_curve(label: str, values: dict[str, Any], colour: str) -> Curve:
+    deviations = [deviation or 0 for deviation in values["deviation"]]
+    look = {"yerr": deviations, "c": colour, "capsize": 2}
+    return Curve(range(1, 1 + len(values["mean"])), values["mean"], label, "o-", look)

@@ -28,7 +28,7 @@ from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationT
 from neural_similarity.lab.tasks.backbone import Backbone
 from neural_similarity.lab.tasks.baselines import merge_baselines
 from neural_similarity.lab.tasks.classifiers import head_name
-from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed
+from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed, fitting
 from neural_similarity.lab.train.checkpoint import newest_checkpoint, restore_state
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 
@@ -588,7 +588,7 @@ def test_of_several_processes_one_writes_pictures_and_adapter(tmp_path, monkeypa
     run = session.train(recipe, out=tmp_path / "run", device="cpu")
     (run.path / "adapter.safetensors").unlink()
     runtime = choose_runtime("cpu", "fp32")
-    state = session.initial_state(run, runtime)
+    state = fitting.initial_state(run, runtime)
     restore_state(newest_checkpoint(run.checkpoints), state)
     monkeypatch.setattr(distributed, "is_first", lambda: False)
     monkeypatch.setattr(visualize, "draw", lambda *_: pytest.fail("it draws"))

@@ -11,9 +11,9 @@ from tiny_images import TINY, make_dataset, tiny_world
 from tiny_images import tiny as tiny
 from torch import nn
 
-from neural_similarity.lab import data, session
+from neural_similarity.lab import data
 from neural_similarity.lab.session import load, train
-from neural_similarity.lab.train import Recipe, choose_runtime
+from neural_similarity.lab.train import Recipe, choose_runtime, fitting
 from neural_similarity.lab.train.checkpoint import list_checkpoints
 from neural_similarity.lab.train.journal import Journal, read_lines
 from neural_similarity.lab.train.objective import cross_entropy
@@ -87,7 +87,7 @@ def test_optimizer_has_the_recipes_numbers(tmp_path):
     changes = {"momentum": 0.3, "weight_decay": 0.02, "similarity_decay": 0.07, "lr": 0.4}
     recipe = replace(TINY, similarity=Static(Diagonal()), **changes)
     run = train(recipe, out=tmp_path / "run", device="cpu")
-    optimizer = session.initial_state(run, choose_runtime("cpu")).optimizer
+    optimizer = fitting.initial_state(run, choose_runtime("cpu")).optimizer
     decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {"weights": 0.02, "similarities": 0.07}
     assert {group["momentum"] for group in optimizer.param_groups} == {0.3}
@@ -100,7 +100,7 @@ def test_decay_of_kernels_alone_and_nesterovs_momentum(tmp_path):
     dynamic = Dynamic(Diagonal(), predictor=SphereNet(batch_norm=True))
     recipe = replace(TINY, similarity=dynamic, decayed="kernels", nesterov=True, weight_decay=0.02)
     run = train(recipe, out=tmp_path / "run", device="cpu")
-    state = session.initial_state(run, choose_runtime("cpu"))
+    state = fitting.initial_state(run, choose_runtime("cpu"))
     decay = {
         p: group["weight_decay"] for group in state.optimizer.param_groups for p in group["params"]
     }
@@ -121,7 +121,7 @@ def test_one_cycle_reaches_the_optimizer(tmp_path):
 def test_adam_is_adam(tmp_path):
     changes = {"lr": 0.01, "weight_decay": 0.0, "steps": 1, "drops": (), "momentum": 0.8}
     run = train(replace(TINY, optimizer="adam", **changes), out=tmp_path / "run", device="cpu")
-    optimizer = session.initial_state(run, choose_runtime("cpu")).optimizer
+    optimizer = fitting.initial_state(run, choose_runtime("cpu")).optimizer
     assert type(optimizer) is torch.optim.Adam
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.999)}
     before, after = (dict(model.named_parameters()) for model in (run.build(), load(run)))
@@ -154,7 +154,7 @@ def test_hyperspherical_kernels_are_held_orthogonal_in_place_of_their_decay(tmp_
     for i, recipe in enumerate((plain, replace(plain, orthogonality=0.5))):
         run = train(recipe, out=tmp_path / str(i), device="cpu")
         losses.append(read_lines(run.metrics)[0]["loss"])
-        groups = session.initial_state(run, choose_runtime("cpu")).optimizer.param_groups
+        groups = fitting.initial_state(run, choose_runtime("cpu")).optimizer.param_groups
         decays = {group["name"]: group["weight_decay"] for group in groups}
         assert decays == {"weights": 0.25} | ({"spheres": 0.0} if recipe.orthogonality else {})
     layers = [layer for layer in run.build().modules() if type(layer) is SphereConv2d]
@@ -234,7 +234,7 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
 def test_kernels_have_the_memory_format(tmp_path, channels_last):
     run = train(replace(TINY, channels_last=channels_last), out=tmp_path / "run", device="cpu")
     runtime = choose_runtime("cpu", "fp32", run.recipe.channels_last)
-    kernels = [p for p in session.initial_state(run, runtime).model.parameters() if p.dim() == 4]
+    kernels = [p for p in fitting.initial_state(run, runtime).model.parameters() if p.dim() == 4]
     wide = [kernel for kernel in kernels if kernel.shape[1] > 1]
     layouts = {kernel.is_contiguous(memory_format=torch.channels_last) for kernel in wide}
     assert layouts == {channels_last}

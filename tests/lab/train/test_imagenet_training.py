@@ -15,6 +15,7 @@ from neural_similarity import visualize
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import load, resume, train
+from neural_similarity.lab.train import fitting
 from neural_similarity.lab.train.journal import Journal
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 
@@ -30,7 +31,7 @@ CHANGES |= {"similarity": Dynamic(Diagonal(), predictor=SphereNet(hidden=4))}
 def _no_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(visualize, "draw", lambda *_: [])
-        patch.setattr(session, "draw_learning_curves", lambda *_: None)
+        patch.setattr(fitting, "draw_learning_curves", lambda *_: None)
         yield
 
 

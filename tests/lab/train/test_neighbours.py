@@ -28,7 +28,7 @@ from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations
-from neural_similarity.lab.train import RunError, checkpoint
+from neural_similarity.lab.train import RunError, checkpoint, fitting
 from neural_similarity.lab.train.checkpoint import (
     list_checkpoints,
     newest_checkpoint,
@@ -164,7 +164,7 @@ def test_a_run_that_fails_at_once_goes_unless_something_is_there(tmp_path, monke
         raise RunError("at once")
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "fit_model", fail)
+        patch.setattr(fitting, "fit_model", fail)
         with pytest.raises(RunError, match="at once"):
             session.train(TINY, out=tmp_path / "run", device="cpu")
     assert (tmp_path / "run").exists() == (place is not None)

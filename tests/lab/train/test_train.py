@@ -22,6 +22,7 @@ from neural_similarity.lab.train import (
     RunError,
     choose_runtime,
     evaluate_model,
+    fitting,
     pack_correct,
     read_run,
     unpack_correct,
@@ -76,7 +77,7 @@ def test_loading_leaves_the_random_numbers_as_they_are(tmp_path):
 
 @pytest.mark.long
 def test_run_folder_is_complete(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "draw_learning_curves", DRAW_CURVES)
+    monkeypatch.setattr(fitting, "draw_learning_curves", DRAW_CURVES)
     run = train_tiny(tmp_path)
     config = json.loads((run.path / "config.json").read_text())
     assert config["fields"]["similarity"] == format_similarity(TINY.similarity, complete=True)

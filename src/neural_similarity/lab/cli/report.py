@@ -17,9 +17,10 @@ from neural_similarity.lab.cli.commands import print_line
 from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.errors import UsageError, content_errors
 from neural_similarity.lab.tasks import task_of
-from neural_similarity.lab.terminal import escape_controls, plot_label
+from neural_similarity.lab.terminal import escape_controls
 from neural_similarity.lab.train import Run
 from neural_similarity.lab.train.journal import curve, read_lines
+from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
 
@@ -153,14 +154,12 @@ def _draw_curves(logs: Mapping[str, Mapping[str, list[tuple[float, float]]]]) ->
         return "<p>No run has logged anything yet.</p>\n"
     figure = Figure(figsize=(5 * len(shown), 3.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        for name, log in logs.items():
-            points = log.get(key, [])
-            steps, values = zip(*points, strict=True) if points else ((), ())
-            marker = "." if len(points) < 30 else None
-            axes.plot(steps, values, marker=marker, label=plot_label(name))
-        axes.set(xlabel="step", title=key.replace("_", " "))
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize=7)
+        curves = [
+            Curve(*zip(*points, strict=True), name, ".-" if len(points) < 30 else "-")
+            for name, log in logs.items()
+            if (points := log.get(key))
+        ]
+        draw_curves(axes, curves, xlabel="step", title=key.replace("_", " "))
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110)
     return _embed_image(file.getvalue(), "learning curves")

@@ -11,7 +11,6 @@ from neural_similarity.choices import import_optional
 from neural_similarity.files import (
     MOST_BYTES,
     append_text,
-    new_file,
     read_json,
     read_text,
     sync_path,
@@ -20,11 +19,13 @@ from neural_similarity.files import (
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import TrainingState
+from neural_similarity.lab.train.plots import Curve, draw_curves, write_picture
 from neural_similarity.lab.train.progress import Progress
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.run import CONFIG, Run
 
 KEPT, KEPT_BEST = 2, 1
+MARKS = {"markersize": 4}
 
 
 class Journal:
@@ -194,22 +195,20 @@ def draw_learning_curves(
     """Draw loss and accuracy against steps: training batches, held-out images, the test score."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    figure, summary = Figure(figsize=(9, 3.5), layout="constrained"), summary or {}
     for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
-        for label, key, mark in (
-            ("training batches", name, "-"),
-            ("held-out images", f"validation_{name}", "o--"),
-        ):
-            points = curve(records, key)
-            mark = mark if len(points) > 1 else "o"  # a line needs two
-            if points:
-                axes.plot(*zip(*points, strict=True), mark, label=label, markersize=4)
-        if summary and f"test_{name}" in summary:
-            place = summary["steps"], summary[f"test_{name}"]
-            axes.plot(*place, "k*", label="test images", markersize=10)
-        axes.set(xlabel="step", ylabel=name)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend()
-    with new_file(path) as file:
-        figure.savefig(file, format="png")
+        logged = [
+            Curve(*zip(*points, strict=True), label, mark if len(points) > 1 else "o", MARKS)
+            for label, key, mark in (
+                ("training batches", name, "-"),
+                ("held-out images", f"validation_{name}", "o--"),
+            )
+            if (points := curve(records, key))
+        ]
+        scored = [
+            Curve([summary["steps"]], [value], "test images", "k*", {"markersize": 10})
+            for value in [summary.get(f"test_{name}")]
+            if value is not None
+        ]
+        draw_curves(axes, logged + scored, xlabel="step", ylabel=name)
+    write_picture(figure, path)

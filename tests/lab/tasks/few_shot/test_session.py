@@ -37,7 +37,7 @@ from neural_similarity.lab.tasks.few_shot.static import StaticTuning
 from neural_similarity.lab.tasks.few_shot.task import check_task_sizes
 from neural_similarity.lab.tasks.few_shot.tasks import draw_tasks
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
-from neural_similarity.lab.train import RunError, choose_runtime, read_run
+from neural_similarity.lab.train import RunError, choose_runtime, fitting, read_run
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 from neural_similarity.nn import SphereNet
@@ -100,7 +100,7 @@ def test_training_has_its_precision_and_every_score_is_in_float32(tmp_path, pass
 
 
 def test_lines_of_training_by_tasks_have_no_accuracy(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "draw_learning_curves", DRAW_CURVES)
+    monkeypatch.setattr(fitting, "draw_learning_curves", DRAW_CURVES)
     run = train(tmp_path, replace(BY_TASKS, select_on="none"))
     assert all("accuracy" not in line for line in read_lines(run.metrics))
     assert all(line["images_per_second"] > 0 for line in read_lines(run.metrics))

@@ -1,0 +1,38 @@
+"""Curves as pictures: of a run's log, of several runs, of experiments."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from neural_similarity.files import new_file
+from neural_similarity.lab.terminal import plot_label
+
+
+class Curve(NamedTuple):
+    """Points to be joined, or marked alone, as matplotlib's `style` says."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str = ""
+    """Its name in the legend, or none."""
+    style: str = "-"
+    look: Mapping[str, Any] = {}
+    """Further options of matplotlib's `plot`, or of `errorbar` where `yerr` is among them."""
+
+
+def draw_curves(axes: Any, curves: Sequence[Curve], **options: Any) -> None:
+    """Draw curves with a grid and a legend; `options` are those of matplotlib's `axes.set`."""
+    for x, y, label, style, look in curves:
+        draw = axes.errorbar if "yerr" in look else axes.plot
+        form = {"fmt": style} if "yerr" in look else {}
+        draw(x, y, *([] if form else [style]), label=plot_label(label) or None, **form, **look)
+    axes.set(**options)
+    axes.grid(alpha=0.3)
+    if any(curve.label for curve in curves):
+        axes.legend(fontsize=7)
+
+
+def write_picture(figure: Any, path: Path) -> None:
+    """Write a figure as PNG, whole or not at all."""
+    with new_file(path) as file:
+        figure.savefig(file, format="png")
