@@ -63,7 +63,7 @@ def _method_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> C
     }
     for at, heading in enumerate(report.table.compared):
         columns[heading] = partial(_method_difference, at, verdicts)
-    facts = kind_of(RECIPES[panel.panel.rows[0].recipe]).columns
+    facts = kind_of(RECIPES[report.table.all_rows[0].recipe]).columns
     return columns | {name: partial(_of_records, cell) for name, cell in facts.items()}
 
 
