@@ -36,8 +36,11 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
     schedule = f" ({report.schedule_text})" if report.schedule_text else ""
     parts = [f"# {report.table.title}{schedule}"]
     for panel in report.panels:
-        choose = _method_columns if mixed else _network_columns
-        columns = choose(report, panel, verdicts)
+        columns = (
+            _method_columns(report, verdicts)
+            if mixed
+            else _network_columns(report, panel, verdicts)
+        )
         rows = ([cell(line) for cell in columns.values()] for line in panel.lines)
         table = markdown_rows(list(columns), *rows)
         parts += [f"## {panel.panel.title}", table, "" if mixed else panel_notes(panel)]
@@ -52,7 +55,7 @@ Columns = dict[str, Callable[[RowReport], str]]
 """What a column shows of a row, by heading."""
 
 
-def _method_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> Columns:
+def _method_columns(report: Report, verdicts: Verdicts) -> Columns:
     """The columns of few-shot methods, whose rows say themselves what they are of."""
     columns: Columns = {
         "method": lambda line: line.row.label,
