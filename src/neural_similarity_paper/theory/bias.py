@@ -183,8 +183,7 @@ def draw_result(bias: Bias, figure: Any) -> None:
         axes[1].set_yticklabels([])
         curves = [
             Curve(
-                bias.steps[1:],
-                each.curves["effective_rank"][1:],
+                [*zip(bias.steps, each.curves["effective_rank"], strict=True)][1:],
                 _start_label(each.start) if axes[2] is grid[0, 2] else "",
             )
             for each in panel.outcomes

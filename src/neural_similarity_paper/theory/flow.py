@@ -196,14 +196,17 @@ def draw_result(flow: Flow, figure: Any) -> None:
         "one step against Eq. 6": flow.derivative_errors,
         f"kernel at t = {TIME:g} against scipy": flow.trajectory_errors,
     }
-    curves = [Curve(flow.steps, np.mean(e, axis=1), name, "o-") for name, e in errors.items()]
+    curves = [
+        Curve(zip(flow.steps, np.mean(e, axis=1), strict=True), name, "o-")
+        for name, e in errors.items()
+    ]
     draw_curves(
-        left, [*curves, Curve(flow.steps, flow.steps, "slope 1", "k:")],
+        left, [*curves, Curve([(step, step) for step in flow.steps], "slope 1", "k:")],
         xlabel="step size", ylabel="relative error", title="Gradient descent of M and W",
         xscale="log", yscale="log",
     )  # fmt: skip
     look = {"c": "tab:blue", "alpha": 0.6}
     draw_curves(
-        right, [Curve(flow.times, distances, look=look) for distances in flow.distance_to_plain],
+        right, [Curve(zip(flow.times, distances, strict=True), look=look) for distances in flow.distance_to_plain],
         xlabel="t", ylabel="relative distance", title="Flow of W M against that of plain W",
     )  # fmt: skip

@@ -115,7 +115,7 @@ def draw_result(order: Order, figure: Any) -> None:
     for (name, runs), colour in zip(order.curves.items(), colours, strict=True):
         label = f"{name} M" if STRUCTURE_CASES[name] else "plain layer"
         curves += [
-            Curve(range(0, EVERY * len(run), EVERY), run, "" if index else label,
+            Curve([(EVERY * at, error) for at, error in enumerate(run)], "" if index else label,
                   look={"c": colour, "alpha": 0.7})
             for index, run in enumerate(runs)
         ]  # fmt: skip

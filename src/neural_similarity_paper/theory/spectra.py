@@ -160,4 +160,4 @@ def draw_result(spectra: Spectra, figure: Any) -> None:
 def _group_curve(label: str, values: dict[str, Any], colour: str) -> Curve:
     deviations = [deviation or 0 for deviation in values["deviation"]]
     look = {"yerr": deviations, "c": colour, "capsize": 2}
-    return Curve(range(1, 1 + len(values["mean"])), values["mean"], label, "o-", look)
+    return Curve(enumerate(values["mean"], 1), label, "o-", look)

@@ -155,7 +155,7 @@ def _draw_curves(logs: Mapping[str, Mapping[str, list[tuple[float, float]]]]) ->
     figure = Figure(figsize=(5 * len(shown), 3.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         curves = [
-            Curve(*zip(*points, strict=True), name, ".-" if len(points) < 30 else "-")
+            Curve(points, name, ".-" if len(points) < 30 else "-")
             for name, log in logs.items()
             if (points := log.get(key))
         ]

@@ -198,7 +198,7 @@ def draw_learning_curves(
     figure, summary = Figure(figsize=(9, 3.5), layout="constrained"), summary or {}
     for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
         logged = [
-            Curve(*zip(*points, strict=True), label, mark if len(points) > 1 else "o", MARKS)
+            Curve(points, label, mark if len(points) > 1 else "o", MARKS)
             for label, key, mark in (
                 ("training batches", name, "-"),
                 ("held-out images", f"validation_{name}", "o--"),
@@ -206,7 +206,7 @@ def draw_learning_curves(
             if (points := curve(records, key))
         ]
         scored = [
-            Curve([summary["steps"]], [value], "test images", "k*", {"markersize": 10})
+            Curve([(summary["steps"], value)], "test images", "k*", {"markersize": 10})
             for value in [summary.get(f"test_{name}")]
             if value is not None
         ]

@@ -1,6 +1,6 @@
 """Curves as pictures: of a run's log, of several runs, of experiments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,10 +9,9 @@ from neural_similarity.lab.terminal import plot_label
 
 
 class Curve(NamedTuple):
-    """Points to be joined, or marked alone, as matplotlib's `style` says."""
+    """Points (x, y) to be joined, or marked alone, as matplotlib's `style` says."""
 
-    x: Sequence[float]
-    y: Sequence[float]
+    points: Iterable[tuple[float, float]]
     label: str = ""
     """Its name in the legend, or none."""
     style: str = "-"
@@ -22,10 +21,16 @@ class Curve(NamedTuple):
 
 def draw_curves(axes: Any, curves: Sequence[Curve], **options: Any) -> None:
     """Draw curves with a grid and a legend; `options` are those of matplotlib's `axes.set`."""
-    for x, y, label, style, look in curves:
+    for points, label, style, look in curves:
         draw = axes.errorbar if "yerr" in look else axes.plot
         form = {"fmt": style} if "yerr" in look else {}
-        draw(x, y, *([] if form else [style]), label=plot_label(label) or None, **form, **look)
+        draw(
+            *zip(*points, strict=True),
+            *([] if form else [style]),
+            label=plot_label(label) or None,
+            **form,
+            **look,
+        )
     axes.set(**options)
     axes.grid(alpha=0.3)
     if any(curve.label for curve in curves):
