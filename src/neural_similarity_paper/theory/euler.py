@@ -126,16 +126,16 @@ def centre_misfit(weight: Tensor, *, shared: bool) -> float:
 
 def draw_result(euler: Euler, figure: Any) -> None:
     """Draw the error against the number of layers."""
-    first = np.mean(euler.flow_errors[-1]) * euler.layers[-1]
+    constant = float(np.mean(euler.flow_errors[-1])) * euler.layers[-1]
     look = {"c": "tab:blue", "alpha": 0.6}
-    first = [(count, first / count) for count in euler.layers]
+    order_1 = [(count, constant / count) for count in euler.layers]
     curves = [
         Curve(zip(euler.layers, e, strict=True), "", "o-", look)
         for e in np.transpose(euler.flow_errors)
     ]
     draw_curves(
         figure.subplots(),
-        [*curves, Curve(first, "order 1", "k:")],
+        [*curves, Curve(order_1, "order 1", "k:")],
         xlabel="layers of Δt = 1/layers", ylabel="relative error at t = 1",
         xscale="log", yscale="log",
         title=f"Residual layers against x' = g(x); one layer = one step to "

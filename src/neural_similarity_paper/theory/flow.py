@@ -207,6 +207,7 @@ def draw_result(flow: Flow, figure: Any) -> None:
     )  # fmt: skip
     look = {"c": "tab:blue", "alpha": 0.6}
     draw_curves(
-        right, [Curve(zip(flow.times, distances, strict=True), look=look) for distances in flow.distance_to_plain],
+        right,
+        [Curve(zip(flow.times, d, strict=True), look=look) for d in flow.distance_to_plain],
         xlabel="t", ylabel="relative distance", title="Flow of W M against that of plain W",
     )  # fmt: skip
