@@ -146,7 +146,7 @@ def test_records_tell_every_task(results):
 @pytest.fixture
 def tiny_table(monkeypatch):
     """Table 6 of tasks as small as ours."""
-    for name, value in {"WAYS": 2, "QUERIES": 3}.items():
+    for name, value in {"TABLE_WAYS": 2, "TABLE_QUERIES": 3}.items():
         monkeypatch.setattr(few_shot_records, name, value)
     table = table6.few_shot_table((2, 1))
     monkeypatch.setitem(TABLES, "6", table)

@@ -55,8 +55,8 @@ def world():
         for name, recipe in OWN.items():
             patch.setitem(RECIPES, name, recipe)
         patch.setitem(TABLES, "6", Table("Tiny", (Panel("tiny", "accuracy", ROWS),)))
-        patch.setattr(few_shot_records, "WAYS", 2)
-        patch.setattr(few_shot_records, "QUERIES", 3)
+        patch.setattr(few_shot_records, "TABLE_WAYS", 2)
+        patch.setattr(few_shot_records, "TABLE_QUERIES", 3)
         yield
 
 
@@ -381,7 +381,7 @@ def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
 def test_data_that_lack_images_for_test_tasks_are_refused_before_training(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(few_shot_records, "QUERIES", 30)
+    monkeypatch.setattr(few_shot_records, "TABLE_QUERIES", 30)
     assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
     assert "2 + 30 images for shots and queries" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -30,13 +30,13 @@ from neural_similarity.lab.train.statistics import Interval, by_task
 from neural_similarity_paper.tables.kinds import RunRecords, Trial
 from neural_similarity_paper.tables.record import Outcome, Record
 
-WAYS, QUERIES, TASK_SEED = 5, 15, 0
+TABLE_WAYS, TABLE_QUERIES, TASK_SEED = 5, 15, 0
 """Classes, and queries of each, of a table's tasks, and the seed of their list."""
 
 
 def table_sizes(shots: int) -> TaskSizes:
     """The sizes of a table's tasks."""
-    return TaskSizes(ways=WAYS, shots=shots, queries=QUERIES)
+    return TaskSizes(ways=TABLE_WAYS, shots=shots, queries=TABLE_QUERIES)
 
 
 def evaluate_options(method: str, sizes: TaskSizes, count: int, seed: int, part: str) -> list[str]:

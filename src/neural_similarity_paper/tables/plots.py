@@ -11,7 +11,7 @@ from neural_similarity_paper.tables.notes import BETTER
 from neural_similarity_paper.tables.pages import cost_cells, our_result, paper_change
 from neural_similarity_paper.tables.report import PanelReport, Report, RowReport
 
-PAPER, SEED, IMAGE = "tab:orange", "tab:blue", "tab:gray"
+PAPER_COLOUR, SEED_COLOUR, IMAGE_COLOUR = "tab:orange", "tab:blue", "tab:gray"
 SHIFT = 0.12
 """Distance between the two intervals of a row."""
 
@@ -52,14 +52,14 @@ def _draw_values(axes: Any, report: PanelReport) -> None:
     known = [(y, paper) for y, paper in known if paper is not None]
     if known:
         ys, numbers = zip(*known, strict=True)
-        axes.plot(numbers, ys, "D", c=PAPER, label="paper")
+        axes.plot(numbers, ys, "D", c=PAPER_COLOUR, label="paper")
     run = [(y, line) for y, line in zip(rows, report.lines, strict=True) if line.records]
     if run:
         ys, lines = zip(*run, strict=True)
         deviations = [line.value_deviation or 0 for line in lines]
         means = [line.mean_value for line in lines]
         axes.errorbar(
-            means, ys, xerr=deviations, fmt="o", c=SEED, capsize=3, label="ours, mean ± sd"
+            means, ys, xerr=deviations, fmt="o", c=SEED_COLOUR, capsize=3, label="ours, mean ± sd"
         )
     axes.set_yticks(rows, [_line_label(line) for line in report.lines], fontsize=8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"test {report.panel.metric} in percent")
@@ -72,9 +72,11 @@ def _draw_differences(axes: Any, report: PanelReport) -> None:
     axes.axvline(0, c="black", lw=0.8)
     for y, line in enumerate(report.lines):
         if (change := paper_change(line.row, baseline)) is not None:
-            axes.plot(change, y, "D", c=PAPER)
-        _draw_interval(axes, y - SHIFT, line.baseline_difference.by_seed, SEED, "by seed")
-        _draw_interval(axes, y + SHIFT, line.baseline_difference.by_image, IMAGE, "by test image")
+            axes.plot(change, y, "D", c=PAPER_COLOUR)
+        _draw_interval(axes, y - SHIFT, line.baseline_difference.by_seed, SEED_COLOUR, "by seed")
+        _draw_interval(
+            axes, y + SHIFT, line.baseline_difference.by_image, IMAGE_COLOUR, "by test image"
+        )
     axes.yaxis.tick_right()
     texts = [_difference_label(line) for line in report.lines]
     axes.set_yticks(range(len(texts)), texts, fontsize=8)
@@ -99,7 +101,7 @@ def _draw_against(
     axes.set_visible(bool(places))
     for line, x in places:
         axes.errorbar(
-            x, line.mean_value, yerr=line.value_deviation or 0, fmt="o", c=SEED, capsize=3
+            x, line.mean_value, yerr=line.value_deviation or 0, fmt="o", c=SEED_COLOUR, capsize=3
         )
         place = x, line.mean_value
         axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)

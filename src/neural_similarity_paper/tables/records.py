@@ -28,7 +28,7 @@ FREE: tuple[str, ...] = ("seed", *MACHINE)
 """Fields that may differ between a run and its recipe."""
 DIRTY = "-dirty"
 _NUMBER = float | int
-_KINDS = {
+_FIELD_TYPES = {
     "budget": _NUMBER,
     **dict.fromkeys(("code.version", "data.digest"), str),
     "code.dirty": bool,
@@ -43,7 +43,7 @@ _KINDS = {
     **dict.fromkeys(("start", "retrained", "learned"), dict | None),
 }
 """Types of what tables show of records, see `check_fields`."""
-_ENTRIES = ("budget", "code", "environment", "data", "training", "summary")
+_REQUIRED_ENTRIES = ("budget", "code", "environment", "data", "training", "summary")
 _OPTIONAL_ENTRIES = ("start", "retrained", "learned")
 
 
@@ -137,12 +137,12 @@ def _parse_record(path: Path, content: dict[str, Any]) -> Record:
     content.setdefault("training", content["summary"])
     recipe = recipe_from_json(content["config"], type(RECIPES[content["recipe"]]))
     outcome = kind_of(recipe).read_outcome(content, recipe)
-    check_fields(content, _KINDS)
+    check_fields(content, _FIELD_TYPES)
     for process in content["environment"].get("resumed", []):
         check_fields(process, {"commit": str | None})
     return Record(
         **vars(outcome),
-        **{name: content[name] for name in _ENTRIES},
+        **{name: content[name] for name in _REQUIRED_ENTRIES},
         **{name: content[name] for name in _OPTIONAL_ENTRIES if name in content},
         path=path,
         name=content["recipe"],

@@ -432,7 +432,7 @@ def test_predict_holds_a_few_images_at_a_time(dynamic, tmp_path, capsys, monkeyp
         Image.fromarray(pixels.numpy()).save(tmp_path / f"{index}.png")
     assert cli.main(["predict", str(dynamic.path), str(tmp_path)]) == 0
     whole, counts, real = capsys.readouterr().out, [], training.predict_logits
-    monkeypatch.setattr(runs, "AT_ONCE", 2)
+    monkeypatch.setattr(runs, "IMAGES_AT_ONCE", 2)
     monkeypatch.setattr(training, "predict_logits", lambda *a: counts.append(len(a[1])) or real(*a))
     assert cli.main(["predict", str(dynamic.path), str(tmp_path)]) == 0
     assert capsys.readouterr().out == whole

@@ -151,7 +151,7 @@ def test_a_gpu_makes_the_same_batches(padding):
 
 
 def test_sets_that_are_padded_part_by_part_are_whole(monkeypatch):
-    monkeypatch.setattr("neural_similarity.lab.data.transforms.AT_ONCE", 4)
+    monkeypatch.setattr("neural_similarity.lab.data.transforms.PADDED_AT_ONCE", 4)
     pixels = images().pixels
     windows = Windows(pixels, Augment(2), "cpu")
     middle = torch.full((COUNT,), 2)

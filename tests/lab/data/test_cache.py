@@ -67,7 +67,7 @@ def test_a_cache_that_is_missing_or_of_another_version_is_made_again(tmp_path, m
     first = load_split("classes", tmp_path, image_size=6)
     (tmp_path / "cache-6.pt").unlink()
     assert load_split("classes", tmp_path, image_size=6).digest == first.digest
-    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    monkeypatch.setattr(cache, "CACHE_VERSION", cache.CACHE_VERSION + 1)
     counts = []
     load_split("classes", tmp_path, image_size=6, progress=lambda *count: counts.append(count))
     assert len(counts) == 8

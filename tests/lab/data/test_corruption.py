@@ -5,7 +5,7 @@ import torch
 
 from neural_similarity.lab.data import Dataset, Images
 from neural_similarity.lab.data.corruption import (
-    AT_ONCE,
+    CHANGED_AT_ONCE,
     CORRUPTIONS,
     add_noise,
     blur_images,
@@ -54,7 +54,7 @@ def test_rotation_is_continuous_at_right_angles_and_leaves_the_centre():
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_a_changed_data_set_is_the_same_every_time(name):
-    dataset = Dataset("cifar10", images(AT_ONCE + 3), images(4))
+    dataset = Dataset("cifar10", images(CHANGED_AT_ONCE + 3), images(4))
     once, again = corrupt_dataset(dataset, name), corrupt_dataset(dataset, name)
     assert once.name == f"cifar10-{name}"
     assert once.digest == again.digest

@@ -38,7 +38,7 @@ from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity.lab.train.weights import load_weights, packed_weights
 
 T = TypeVar("T")
-BATCH, BATCHES = 50, (1, 7)
+BATCH, TRIED_BATCHES = 50, (1, 7)
 CALIBRATION = 10
 """Batches of training images that tell the ranges of activations."""
 LIMIT = 120.0
@@ -120,7 +120,7 @@ def _read_weights(
     """A network that reads the file, and how far it is from the run's own."""
     again = fold(merge_baselines(run.build())) if folded else run.build()
     load_weights(path, again)
-    worst, _ = compare_logits(model, again.eval(), x, BATCHES)
+    worst, _ = compare_logits(model, again.eval(), x, TRIED_BATCHES)
     kind = "similarity=None" if folded else "as the run has it"
     return again, [f"read into a new network ({kind}): max |Δlogit| {worst:.2e}"]
 
@@ -151,12 +151,12 @@ def _export_program(
     network, written = _in_time(write, options.size, pads_by_size(model))
     print_notice("comparing the file with torch")
     worst, sizes = compare_logits(
-        network, written, x, BATCHES, ROUNDED if options.int8 else TOLERANCE
+        network, written, x, TRIED_BATCHES, ROUNDED if options.int8 else TOLERANCE
     )
     reader = "onnxruntime" if options.format == "onnx" else "torch.export.load"
     agrees = (
         f"{reader} agrees with torch{' in int8' * options.int8} on {len(x)} test images: max "
-        f"|Δlogit| {worst:.2e}, in batches of {', '.join(map(str, BATCHES))} and the rest, at "
+        f"|Δlogit| {worst:.2e}, in batches of {', '.join(map(str, TRIED_BATCHES))} and the rest, at "
         f"{' and '.join(map(str, sizes))} pixels"
     )
     alone = [f"the file takes images of {sizes[0]} pixels alone"] * (len(sizes) == 1)

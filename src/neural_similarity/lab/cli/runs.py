@@ -20,7 +20,7 @@ from neural_similarity.lab.data.deep import Depth
 from neural_similarity.lab.data.listing import image_files, warn_of_pages
 from neural_similarity.lab.data.transforms import join_pixels
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.tasks import TASKS, command_task, task_of
+from neural_similarity.lab.tasks import TASK_KINDS, command_task, task_of
 from neural_similarity.lab.tasks.classification import (
     PICTURED,
     ClassificationTask,
@@ -34,9 +34,9 @@ from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity.nn import is_dynamic
 
 TOP = 3
-AT_ONCE = 256
+IMAGES_AT_ONCE = 256
 """Images that are held in memory."""
-Scoring = TypeVar("Scoring")
+ScoringOptions = TypeVar("ScoringOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +63,12 @@ class DataOptions(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(Generic[Scoring]):
+class EvaluateOptions(Generic[ScoringOptions]):
     """Options of `nsim evaluate`."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
-    scoring: Annotated[Scoring, tyro.conf.arg(name="")]
+    scoring: Annotated[ScoringOptions, tyro.conf.arg(name="")]
     """Options of such runs."""
     data: Path | None = None
     """Folder of the data sets; the default is the one that the run was trained from."""
@@ -103,7 +103,7 @@ def evaluate(args: Sequence[str]) -> int:
     """Print what a run is scored on its test data."""
     keep_freed_memory()
     found = (command_task(command_of(Path(arg)) or "") for arg in args)
-    task = next(filter(None, found), TASKS[0])
+    task = next(filter(None, found), TASK_KINDS[0])
     kind = EvaluateOptions[task.SCORING]
     options = parse_options(
         kind, args, prog="nsim evaluate", description=task.SCORING_HELP, flags=True
@@ -131,8 +131,8 @@ def predict(args: Sequence[str]) -> int:
     runtime, model = _load_with_runtime(run, options)
     model, failed = runtime.place_model(model), 0
     files = image_files(options.images)
-    for start in range(0, len(files), AT_ONCE):
-        paths = files[start : start + AT_ONCE]
+    for start in range(0, len(files), IMAGES_AT_ONCE):
+        paths = files[start : start + IMAGES_AT_ONCE]
         images = _readable_images(paths, run)
         failed += len(paths) - len(images)
         if images:

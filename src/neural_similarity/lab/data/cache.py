@@ -15,7 +15,7 @@ from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import Images, class_labels
 from neural_similarity.lab.data.listing import warn_of_pages
 
-VERSION = 4
+CACHE_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PixelCache:
             return None
         try:
             found = torch.load(regular_file(self.path), mmap=True, weights_only=True)
-            if (found["version"], found["signature"]) != (VERSION, self.signature):
+            if (found["version"], found["signature"]) != (CACHE_VERSION, self.signature):
                 return None
             parts = [Images(**part) for part in found["parts"]]
             if self.digest_parts(parts) != found["digest"]:
@@ -63,7 +63,7 @@ class PixelCache:
     def _fill_cache(self, name: str) -> ClassSplit:
         parts = self.read_parts()
         digest = self.digest_parts(parts)
-        content = {"version": VERSION, "signature": self.signature, "digest": digest}
+        content = {"version": CACHE_VERSION, "signature": self.signature, "digest": digest}
         content["parts"] = [vars(part) for part in parts]
         # To an open file: torch hides the reason where it cannot write to a path.
         with new_file(self.path) as file:

@@ -13,7 +13,7 @@ from neural_similarity.lab.data.images import Dataset, Images
 from neural_similarity.lab.data.unpickling import unpickle_arrays
 
 CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
-BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+BATCH_NAMES = tuple(f"data_batch_{i}" for i in range(1, 6))
 PIXELS = 3 * 32 * 32
 T = TypeVar("T")
 
@@ -51,13 +51,18 @@ class Cifar:
     """Names to use where the file of names is missing; None needs the file."""
 
 
-BATCH_FILES = tuple(f"{name}.bin" for name in BATCHES)
+BATCH_FILES = tuple(f"{name}.bin" for name in BATCH_NAMES)
 CIFAR10 = Cifar(
     "cifar10",
     (
         Layout("cifar-10-batches-bin", BATCH_FILES, ("test_batch.bin",), "batches.meta.txt", 1),
         Layout(
-            "cifar-10-batches-py", BATCHES, ("test_batch",), "batches.meta", "labels", "label_names"
+            "cifar-10-batches-py",
+            BATCH_NAMES,
+            ("test_batch",),
+            "batches.meta",
+            "labels",
+            "label_names",
         ),
     ),
     10,

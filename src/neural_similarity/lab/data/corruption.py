@@ -16,7 +16,7 @@ from torch import Tensor
 
 from neural_similarity.lab.data.images import Dataset, Images, seeded_generator
 
-AT_ONCE = 1_000
+CHANGED_AT_ONCE = 1_000
 """Images that are changed at a time, so that intermediate results stay small."""
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -146,7 +146,9 @@ def corrupt_dataset(dataset: Dataset, name: str) -> Dataset:
 
 
 def _change_images(images: Images, change: Change, random: torch.Generator) -> Images:
-    pixels = [_grey_levels(change(chunk.float(), random)) for chunk in images.chunks(AT_ONCE)]
+    pixels = [
+        _grey_levels(change(chunk.float(), random)) for chunk in images.chunks(CHANGED_AT_ONCE)
+    ]
     return replace(images, pixels=torch.cat(pixels).contiguous())
 
 

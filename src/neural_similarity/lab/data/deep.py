@@ -13,7 +13,7 @@ from PIL import Image, TiffImagePlugin
 
 from neural_similarity.choices import import_optional
 
-STARTS = (b"II*\0", b"MM\0*", b"II+\0")
+TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0")
 """How TIFF files begin that Pillow knows; the last one is BigTIFF."""
 ALPHA = (1, 2)
 """The values of ExtraSamples that mean transparency."""
@@ -55,7 +55,7 @@ def deep_tiff(file: BinaryIO) -> DeepImage | None:
     """
     start = file.read(16)
     file.seek(0)
-    if not start.startswith(STARTS):
+    if not start.startswith(TIFF_SIGNATURES):
         return None
     tags = TiffImagePlugin.ImageFileDirectory_v2(start if start[2:3] == b"+" else start[:8])
     file.seek(tags.next)

@@ -15,7 +15,7 @@ from torch import Tensor
 from neural_similarity.lab.data.decoding import read_centre, read_random_window, work_ahead
 from neural_similarity.lab.data.listing import Listing
 
-NAMED = 10
+MOST_CLASSES_NAMED = 10
 """The most classes whose names a description lists."""
 
 
@@ -204,7 +204,9 @@ class Dataset:
     def describe_sizes(self) -> str:
         """Numbers of images and classes, with the names of the first few."""
         classes = self.train.classes
-        names = ", ".join(classes[:NAMED]) + (", ..." if len(classes) > NAMED else "")
+        names = ", ".join(classes[:MOST_CLASSES_NAMED]) + (
+            ", ..." if len(classes) > MOST_CLASSES_NAMED else ""
+        )
         counts = f"{len(self.train):,} training, {len(self.test):,} test images"
         return f"{counts}, {len(classes)} classes: {names}"
 

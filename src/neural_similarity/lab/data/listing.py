@@ -20,7 +20,7 @@ UNREAD = {
     ".jp2", ".jpe", ".jxl", ".nef", ".orf", ".pbm", ".pnm", ".psd", ".raf", ".rw2", ".svg", ".tga",
 }  # fmt: skip
 """Formats of images that are not read, whose files are counted in the log."""
-NAMED = 5
+MOST_FILES_NAMED = 5
 """Files that a warning names."""
 log = logging.getLogger(__name__)
 PART_OF = {
@@ -120,8 +120,10 @@ def warn_of_pages(headers: Iterable[Header]) -> None:
     """Name the files of which the first page alone is read."""
     paged = [header.path for header in headers if header.paged]
     if paged:
-        more = f" and {len(paged) - NAMED:,} more" if len(paged) > NAMED else ""
-        named = ", ".join(map(str, paged[:NAMED]))
+        more = (
+            f" and {len(paged) - MOST_FILES_NAMED:,} more" if len(paged) > MOST_FILES_NAMED else ""
+        )
+        named = ", ".join(map(str, paged[:MOST_FILES_NAMED]))
         log.warning("Warning: the first page alone is used of %s%s.", named, more)
 
 

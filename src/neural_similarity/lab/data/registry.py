@@ -22,7 +22,7 @@ from neural_similarity.lab.data.listing import (
 )
 
 FOLDER = "folder"
-EMBEDDED = Path(__file__).with_name("embedded")
+EMBEDDED_FOLDER = Path(__file__).with_name("embedded")
 
 
 def _load_corrupted_cifar10(change: str, root: Path) -> Dataset:
@@ -30,7 +30,7 @@ def _load_corrupted_cifar10(change: str, root: Path) -> Dataset:
 
 
 _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
-    "embedded": (lambda _: fashion_mnist.load_embedded(), lambda _: EMBEDDED),
+    "embedded": (lambda _: fashion_mnist.load_embedded(), lambda _: EMBEDDED_FOLDER),
     "fashion-mnist": (fashion_mnist.load_fashion_mnist, fashion_mnist.find_fashion_mnist),
     **{
         one.name: (partial(cifar.load_cifar, one), partial(cifar.find_cifar, one))

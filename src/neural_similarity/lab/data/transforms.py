@@ -12,7 +12,7 @@ from torch import Tensor
 from neural_similarity.choices import require_flag, require_known
 from neural_similarity.lab.data.images import ImageFiles, ImageSet
 
-AT_ONCE = 512
+PADDED_AT_ONCE = 512
 """Images that are padded at a time, so that intermediate results stay small."""
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation that torchvision's networks are trained with."""
@@ -72,7 +72,9 @@ class Windows:
         self._rows, self._columns = self._height + 2 * augment.crop, self._width + 2 * augment.crop
         shape = (1 + augment.flip, self._count, self._rows, self._columns, self._channels)
         memory = torch.empty(shape, dtype=pixels.dtype, device=device)
-        for part, place in zip(pixels.split(AT_ONCE), memory.split(AT_ONCE, 1), strict=True):
+        for part, place in zip(
+            pixels.split(PADDED_AT_ONCE), memory.split(PADDED_AT_ONCE, 1), strict=True
+        ):
             place[0] = _pad_images(part.to(device).permute(0, 2, 3, 1), augment)
             if augment.flip:
                 place[1] = place[0].flip(2)

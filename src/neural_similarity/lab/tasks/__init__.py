@@ -10,7 +10,7 @@ from neural_similarity.lab.tasks.few_shot.task import FewShotTask
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.task import Task
 
-TASKS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask, AdaptationTask)
+TASK_KINDS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask, AdaptationTask)
 """The kinds of runs, identified by the class of a recipe or the `command` of a folder."""
 
 for _entry in entry_points(group="neural_similarity.networks"):  # so that runs find them
@@ -20,9 +20,9 @@ for _entry in entry_points(group="neural_similarity.networks"):  # so that runs 
 
 def task_of(recipe: TrainingRecipe) -> type[Task[Any, Any]]:
     """The task of recipes of this class."""
-    return next(task for task in TASKS if type(recipe) is task.RUN.RECIPE)
+    return next(task for task in TASK_KINDS if type(recipe) is task.RUN.RECIPE)
 
 
 def command_task(command: str) -> type[Task[Any, Any]] | None:
     """The task whose runs the command trains, by which their folders tell what they are."""
-    return next((task for task in TASKS if task.RUN.COMMAND == command), None)
+    return next((task for task in TASK_KINDS if task.RUN.COMMAND == command), None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
+from neural_similarity.lab.tasks.few_shot.method import Method, NormStatistics
 from neural_similarity.ops import promote_dtype
 
 AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
@@ -40,7 +40,7 @@ def support_first(count: int, *, twice: bool = False) -> Iterator[None]:
 class _Explicit(_BatchNorm):
     """Normalises by the given statistics, and never changes its running ones."""
 
-    statistics: Statistics = "running"
+    statistics: NormStatistics = "running"
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
@@ -97,7 +97,7 @@ _PLAIN: dict[type[_BatchNorm], type[_BatchNorm]] = {
 }
 
 
-def set_statistics(model: AnyNetwork, statistics: Statistics | None) -> AnyNetwork:
+def set_statistics(model: AnyNetwork, statistics: NormStatistics | None) -> AnyNetwork:
     """Let every batch normalisation of `model` use these statistics, in place.
 
     They are "running", "support" or "transductive", see `BatchNorm2d`; None makes the layers
@@ -108,9 +108,9 @@ def set_statistics(model: AnyNetwork, statistics: Statistics | None) -> AnyNetwo
         ValueError: `statistics` is unknown, or a layer does not track running statistics, or has no
             explicit counterpart.
     """
-    if statistics is not None and statistics not in get_args(Statistics):
+    if statistics is not None and statistics not in get_args(NormStatistics):
         raise ValueError(
-            f"`statistics` must be one of {', '.join(get_args(Statistics))} or None, "
+            f"`statistics` must be one of {', '.join(get_args(NormStatistics))} or None, "
             f"got {statistics!r}"
         )
     layers = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
@@ -124,7 +124,7 @@ def set_statistics(model: AnyNetwork, statistics: Statistics | None) -> AnyNetwo
     return model
 
 
-def _check_layer(name: str, layer: _BatchNorm, statistics: Statistics | None) -> None:
+def _check_layer(name: str, layer: _BatchNorm, statistics: NormStatistics | None) -> None:
     """Check that a layer can use the statistics."""
     if type(layer) not in {*_EXPLICIT, *_EXPLICIT.values()}:
         raise ValueError(
@@ -138,7 +138,7 @@ def _check_layer(name: str, layer: _BatchNorm, statistics: Statistics | None) ->
         )
 
 
-def _set_statistics(layer: _BatchNorm, statistics: Statistics | None) -> None:
+def _set_statistics(layer: _BatchNorm, statistics: NormStatistics | None) -> None:
     if statistics is None:
         layer.__class__ = _PLAIN.get(type(layer), type(layer))
         layer.__dict__.pop("statistics", None)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.lab.tasks.few_shot.batch_norm import support_first
-from neural_similarity.lab.tasks.few_shot.method import Statistics
+from neural_similarity.lab.tasks.few_shot.method import NormStatistics
 
 Embed = Callable[[Tensor], Tensor]
 
@@ -27,7 +27,7 @@ def split_classifier(network: nn.Sequential) -> tuple[nn.Sequential, int]:
 
 
 def embed_task(
-    embed: Embed, statistics: Statistics, support: Tensor, query: Tensor
+    embed: Embed, statistics: NormStatistics, support: Tensor, query: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The embeddings of a support set and of queries, normalised by these statistics.
 
@@ -40,7 +40,9 @@ def embed_task(
     return both[: len(support)], both[len(support) :]
 
 
-def embed_queries(embed: Embed, statistics: Statistics, support: Tensor, query: Tensor) -> Tensor:
+def embed_queries(
+    embed: Embed, statistics: NormStatistics, support: Tensor, query: Tensor
+) -> Tensor:
     """The queries' part of `embed_task`; the support set is embedded only if it is needed."""
     if statistics == "support":
         return embed_task(embed, statistics, support, query)[1]

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.embedding import embed_task
-from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
+from neural_similarity.lab.tasks.few_shot.method import Method, NormStatistics
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, distributed
 from neural_similarity.lab.train.scoring import BATCH_SIZE
@@ -57,7 +57,7 @@ def evaluate_method(
     return found
 
 
-def use_statistics(method: Method, statistics: Statistics | None) -> Method:
+def use_statistics(method: Method, statistics: NormStatistics | None) -> Method:
     """Make batch normalisation of `method` use these statistics at test; None keeps its own.
 
     Raises:

@@ -11,7 +11,7 @@ from neural_similarity.ops import promote_dtype
 
 Predict = Callable[[Tensor], Tensor]
 """Maps query images, or features if the embedding is fixed, to logits (q, ways)."""
-Statistics = Literal["running", "support", "transductive"]
+NormStatistics = Literal["running", "support", "transductive"]
 """The statistics that normalise queries: of training, of the task's support, or of its queries."""
 
 
@@ -26,7 +26,7 @@ class Method(nn.Module):
     """The network that embeds images."""
     fixed_embedding: bool = True
     """Whether adapting to a task leaves the embedding as it is."""
-    statistics: Statistics = "running"
+    statistics: NormStatistics = "running"
     """The statistics of batch normalisation at test; only "transductive" mixes queries."""
     at_once: int = 1
     """Number of tasks that an evaluator passes to `adapt` together, stacked along a new first

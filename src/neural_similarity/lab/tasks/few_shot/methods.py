@@ -12,7 +12,7 @@ from neural_similarity.lab.tasks.few_shot.gradient import anil, maml, meta_learn
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, FineTuning
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
 from neural_similarity.lab.tasks.few_shot.leo import ONE_SHOT_SETTINGS, Leo
-from neural_similarity.lab.tasks.few_shot.method import Method, Statistics
+from neural_similarity.lab.tasks.few_shot.method import Method, NormStatistics
 from neural_similarity.lab.tasks.few_shot.metric import (
     FullContext,
     MatchingNet,
@@ -41,7 +41,7 @@ class Kind:
     """Whether it is trained by tasks; if not, its network is pretrained on the base classes."""
     head: str = "linear"
     """The classifier that its network is pretrained with, if it is not episodic."""
-    statistics: Statistics = "running"
+    statistics: NormStatistics = "running"
     """The statistics that normalise queries unless `set_statistics` changes them."""
     frozen: bool = False
     """Whether training freezes the kernels, so that it must start from a run."""

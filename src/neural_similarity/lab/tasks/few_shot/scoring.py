@@ -18,7 +18,7 @@ from neural_similarity.lab.tasks.few_shot.tasks import (
 from neural_similarity.lab.train.progress import format_clock
 from neural_similarity.lab.train.task import Scoring
 
-WAYS, QUERIES = 5, 15
+USUAL_WAYS, USUAL_QUERIES = 5, 15
 """Defaults of a task, where the data have that many."""
 SCORING_HELP = """Evaluate a run on tasks of test classes, the same for every method.
 
@@ -51,7 +51,7 @@ class TaskScoring(Scoring):
     part: Literal["test", "val"] = "test"
     """Part of the data from which the classes of tasks are drawn."""
     batch_norm: Literal["running", "support", "transductive"] | None = None
-    """Statistics that normalise queries; the default is the method's own, always inductive."""
+    """NormStatistics that normalise queries; the default is the method's own, always inductive."""
 
     def __post_init__(self) -> None:
         if self.method is not None:
@@ -82,13 +82,15 @@ def score_run(
 def task_list(options: TaskScoring, recipe: FewShotRecipe, split: ClassSplit) -> TaskList:
     """The list of tasks that the options describe."""
     images = split.images_of_part(options.part)
-    ways = recipe.ways if METHODS[recipe.method].fixed_ways else min(WAYS, len(images.classes))
+    ways = (
+        recipe.ways if METHODS[recipe.method].fixed_ways else min(USUAL_WAYS, len(images.classes))
+    )
     shots = options.shots or recipe.shots
     left = int(images.labels.bincount(minlength=len(images.classes)).min()) - shots
     sizes = TaskSizes(
         ways=options.ways or ways,
         shots=shots,
-        queries=options.queries or max(1, min(QUERIES, left)),
+        queries=options.queries or max(1, min(USUAL_QUERIES, left)),
     )
     drawn = {"seed": options.task_seed, "data": split.digest, "part": options.part}
     return draw_tasks(images, sizes, options.tasks, **drawn)

@@ -17,7 +17,7 @@ from neural_similarity.choices import require_least
 from neural_similarity.lab.data import Images
 from neural_similarity.lab.data.images import seeded_generator
 
-VERSION = 1
+DRAW_VERSION = 1
 """Version of how tasks are drawn, which digests include."""
 LEAST_TASKS, MOST_TASKS = 2, 1_000_000
 """Bounds of a list's length: a single task has no confidence interval."""
@@ -124,7 +124,7 @@ class TaskList:
     @property
     def digest(self) -> str:
         """SHA-256 of the list as 64 hex digits; classes, which follow from images, are left out."""
-        facts = [VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
+        facts = [DRAW_VERSION, self.data, self.part, dataclasses.asdict(self.sizes), self.seed]
         digest = hashlib.sha256(json.dumps(facts).encode())
         for positions in self._positions:
             digest.update(positions.numpy().astype("<u4").tobytes())
