@@ -273,11 +273,11 @@ def read_bytes(
         ValueError: as `open_file`, or its size is not `size`, or above `most`.
     """
     with open_file(path, within=within) as file:
-        found = os.fstat(file.fileno()).st_size
-        if size is not None and found != size:
-            raise ValueError(f"{path} must hold {size:,} bytes, got {found:,}")
-        if found > most:
-            raise ValueError(f"{path} must hold at most {most:,} bytes, got {found:,}")
+        length = os.fstat(file.fileno()).st_size
+        if size is not None and length != size:
+            raise ValueError(f"{path} must hold {size:,} bytes, got {length:,}")
+        if length > most:
+            raise ValueError(f"{path} must hold at most {most:,} bytes, got {length:,}")
         return file.read()
 
 

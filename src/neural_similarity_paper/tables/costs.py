@@ -57,8 +57,8 @@ def read_costs(path: Path) -> StepCosts | None:
         ) from error
     if baseline not in current:
         return None
-    kept = {name: ratio for name, ratio in ratios.items() if name in current}
-    return StepCosts(ratios=kept, baseline=baseline, source=source)
+    current_ratios = {name: ratio for name, ratio in ratios.items() if name in current}
+    return StepCosts(ratios=current_ratios, baseline=baseline, source=source)
 
 
 def timing_doubt(quick: bool, others: float | None, spread: float) -> str | None:

@@ -68,9 +68,9 @@ def _budget_text(records: Sequence[Record]) -> str:
 
 def _seeds_text(records: Sequence[Record]) -> str:
     """The number of seeds, their deviation from two on, and the seeds run with local changes."""
-    values = [100 * one.summary["accuracy"] for one in records]
+    values = [100 * record.summary["accuracy"] for record in records]
     text = f"{len(values)}" if len(values) < 2 else f"{len(values)} (σ {stdev(values):.2f})"
-    changed = ", ".join(str(one.seed) for one in records if one.code["dirty"])
+    changed = ", ".join(str(record.seed) for record in records if record.code["dirty"])
     return text + (f"; local changes: {changed}" if changed else "")
 
 

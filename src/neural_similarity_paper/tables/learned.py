@@ -24,7 +24,7 @@ def learned(network: nn.Module) -> dict[str, dict[str, Any]]:
     For every convolution, plain ones too, also the singular values of its folded kernel as a matrix
     of filters × (channels·taps); for a dynamic one, those of W alone.
     """
-    kernels, found = folded_kernels(network), {}
+    kernels, layers = folded_kernels(network), {}
     for name, layer in network.named_modules():
         if is_inside(name):
             continue
@@ -33,8 +33,8 @@ def learned(network: nn.Module) -> dict[str, dict[str, Any]]:
         if name in kernels:
             facts["spectrum"] = _rounded(torch.linalg.svdvals(kernels[name].flatten(1).double()))
         if facts:
-            found[name] = {key: value for key, value in facts.items() if value is not None}
-    return found
+            layers[name] = {key: value for key, value in facts.items() if value is not None}
+    return layers
 
 
 def _of_similarity(similarity: nn.Module) -> dict[str, Any]:

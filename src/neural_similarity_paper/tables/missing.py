@@ -62,9 +62,9 @@ class Scope:
         suffix = "-all" if key.retrained else ""
         return self.runs / f"{key.name}-{budget_name(self.budget)}-seed{key.seed}{suffix}"
 
-    def record_path(self, one: Wanted) -> Path:
-        folder = records_folder(self.results, one.run.name, self.budget)
-        return folder / f"{one.trial.stem}.json"
+    def record_path(self, wanted: Wanted) -> Path:
+        folder = records_folder(self.results, wanted.run.name, self.budget)
+        return folder / f"{wanted.trial.stem}.json"
 
     @property
     def place_options(self) -> list[str]:
@@ -130,14 +130,14 @@ def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
         RunError: a run folder that would be used holds another run.
     """
     records: dict[Key, list[Wanted]] = {}
-    for one in wanted:
-        if not is_recorded(one, scope):
-            for key in _needed_runs(one.run, scope):
+    for record in wanted:
+        if not is_recorded(record, scope):
+            for key in _needed_runs(record.run, scope):
                 records.setdefault(key, [])
-            records[one.run].append(one)
+            records[record.run].append(record)
     lines: dict[Key, Line] = {}
-    for key, own in records.items():
-        commands, steps = _remaining_commands(key, own, scope)
+    for key, missing in records.items():
+        commands, steps = _remaining_commands(key, missing, scope)
         if not commands:
             continue
         after = [lines[before] for before in _runs_before(key, scope) if before in lines]
@@ -145,7 +145,7 @@ def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
             run=key,
             folder=scope.run_folder(key),
             commands=tuple(map(tuple, commands)),
-            records=tuple(map(scope.record_path, own)),
+            records=tuple(map(scope.record_path, missing)),
             after=tuple(line.run for line in after),
             stage=1 + max((line.stage for line in after), default=0),
             steps=steps,
@@ -153,10 +153,10 @@ def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
     return list(lines.values())
 
 
-def is_recorded(one: Wanted, scope: Scope) -> bool:
+def is_recorded(wanted: Wanted, scope: Scope) -> bool:
     """Whether there is a record, which must be usable."""
-    path = scope.record_path(one)
-    return path.exists() and bool(read_placed(path, one.run.name, scope.budget))
+    path = scope.record_path(wanted)
+    return path.exists() and bool(read_placed(path, wanted.run.name, scope.budget))
 
 
 def _runs_before(key: Key, scope: Scope) -> list[Key]:
@@ -191,9 +191,9 @@ def _remaining_commands(
             steps = run.recipe.steps - max(
                 map(step_of, list_checkpoints(run.checkpoints)), default=0
             )
-    for one in wanted:
-        if one.trial.options is not None and not (folder / one.trial.product).exists():
-            commands.append(["evaluate", f"{folder}", *one.trial.options, *scope.place_options])
+    for record in wanted:
+        if record.trial.options is not None and not (folder / record.trial.product).exists():
+            commands.append(["evaluate", f"{folder}", *record.trial.options, *scope.place_options])
     if wanted:
         commands.append(["record", f"{folder}", "--results", f"{scope.results}"])
     return commands, steps

@@ -26,7 +26,9 @@ def training_seconds(
         name = line.run.name
         folders = budget_folders(results, name) if line.steps else ()
         records = (read_record(path) for folder in folders for path in record_files(folder, name))
-        alike = [one.training for one in records if one.environment.items() >= here.items()]
+        alike = [
+            record.training for record in records if record.environment.items() >= here.items()
+        ]
         paces = [training["seconds"] / training["steps"] for training in alike]
         known += line.steps * median(paces) if paces else 0.0
         unknown += bool(line.steps and not paces)

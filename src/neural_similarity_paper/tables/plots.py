@@ -123,9 +123,9 @@ def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kin
 
 
 def _difference_label(line: RowReport) -> str:
-    found = line.baseline_difference
-    alone = " alone" if found.by_seed is None else ""
-    values = {"by seed": found.by_seed, f"by image{alone}": found.by_image}
+    difference = line.baseline_difference
+    alone = " alone" if difference.by_seed is None else ""
+    values = {"by seed": difference.by_seed, f"by image{alone}": difference.by_image}
     return "\n".join(f"{interval_text(v)} {kind}" for kind, v in values.items() if v is not None)
 
 

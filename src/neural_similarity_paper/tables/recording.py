@@ -42,7 +42,10 @@ def write_records(run: Run, results: Path) -> list[Path]:
         )
     folder, facts = records_folder(results, run.name, run.budget), _run_facts(run)
     outcomes = kind_of(run.recipe).outcomes_of(run, repeat_command(run))
-    return [_write_record(folder / f"{stem}.json", facts | one) for stem, one in outcomes.items()]
+    return [
+        _write_record(folder / f"{stem}.json", facts | outcome)
+        for stem, outcome in outcomes.items()
+    ]
 
 
 def _write_record(path: Path, content: dict[str, Any]) -> Path:
@@ -139,8 +142,8 @@ def _is_changed(start: dict[str, Any]) -> bool:
 
 def public_start(start: dict[str, Any] | None) -> dict[str, Any] | None:
     """What a record tells of a start: what is left of it is that of its recipe."""
-    kept = ("recipe", "seed", "classes", "budget", "weights")
-    return start and {name: start[name] for name in kept if name in start}
+    names = ("recipe", "seed", "classes", "budget", "weights")
+    return start and {name: start[name] for name in names if name in start}
 
 
 def code_of(environment: dict[str, Any]) -> dict[str, Any]:
@@ -161,11 +164,11 @@ def code_of(environment: dict[str, Any]) -> dict[str, Any]:
 
 def machine_of(environment: dict[str, Any]) -> dict[str, Any]:
     """The environment without folder names of a machine, since records are public."""
-    kept = {
+    facts = {
         key: value
         for key, value in environment.items()
         if key not in ("command", "start", "retrained")
     }
-    if "resumed" in kept:
-        kept["resumed"] = [machine_of(process) for process in kept["resumed"]]
-    return kept
+    if "resumed" in facts:
+        facts["resumed"] = [machine_of(process) for process in facts["resumed"]]
+    return facts

@@ -61,8 +61,8 @@ def records_folder(results: Path, name: str, budget: float) -> Path:
 def commits_of(environment: dict[str, Any]) -> list[str]:
     """The commits that trained a run, each once: the one that began it, then those that went on."""
     processes = [environment, *environment.get("resumed", [])]
-    found = [process["commit"] for process in processes if process.get("commit")]
-    return list(dict.fromkeys(commit.removesuffix(DIRTY) for commit in found))
+    commits = [process["commit"] for process in processes if process.get("commit")]
+    return list(dict.fromkeys(commit.removesuffix(DIRTY) for commit in commits))
 
 
 def budget_name(budget: float) -> str:
@@ -95,8 +95,8 @@ def changed_fields(
     terms: dict[str, Any] = {"recipe": STARTS.get(name)}
     if start:
         terms |= {"seed": recipe.seed} | recipe.start_terms(budget)
-    found = start or {"recipe": None}
-    same = all(found.get(key, value) == value for key, value in terms.items())
+    facts = start or {"recipe": None}
+    same = all(facts.get(key, value) == value for key, value in terms.items())
     return ([] if same else ["start"]) + differing_fields(recipe, original, free)
 
 

@@ -45,8 +45,8 @@ class Difference:
     @property
     def intervals(self) -> list[Interval]:
         """The intervals that could be computed."""
-        found = self.by_seed, self.by_image, self.by_both, self.by_pooled_seeds
-        return [interval for interval in found if interval is not None]
+        intervals = self.by_seed, self.by_image, self.by_both, self.by_pooled_seeds
+        return [interval for interval in intervals if interval is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,9 @@ class RowReport:
     @property
     def top5_error(self) -> tuple[float, float | None] | None:
         """Mean and deviation of the top-5 error in percent; None beside accuracies, or without."""
-        found = [record.summary.get("test_top5_error_percent") for record in self.records]
-        errors = [error for error in found if error is not None and self.metric == "error"]
-        return mean_and_deviation(errors) if errors and len(errors) == len(found) else None
+        all_errors = [record.summary.get("test_top5_error_percent") for record in self.records]
+        errors = [error for error in all_errors if error is not None and self.metric == "error"]
+        return mean_and_deviation(errors) if errors and len(errors) == len(all_errors) else None
 
     @property
     def mean_seconds(self) -> float:
@@ -185,23 +185,26 @@ def make_report(
     known = {} if costs is None else costs.ratios
 
     def row_budget(row: Row) -> float:
-        own = reader.row_budgets(row) if table.mixed and budget is None else []
-        return usual if usual in own else max(own, default=usual)
+        budgets = reader.row_budgets(row) if table.mixed and budget is None else []
+        return usual if usual in budgets else max(budgets, default=usual)
 
     def panel_report(panel: Panel) -> PanelReport:
         groups = {row: reader.record_groups(row, row_budget(row)) for row in panel.rows}
         if not table.mixed:
             _require_same_data(
-                one for found in groups.values() for own in found.values() for one in own
+                record
+                for row_groups in groups.values()
+                for group in row_groups.values()
+                for record in group
             )
         scatter = None if table.mixed else _seed_scatter(panel, groups)
         lines = []
-        for row, found in groups.items():
+        for row, row_groups in groups.items():
             others = [
                 (other == row, reader.record_groups(other, row_budget(row)))
                 for other in table.compared_rows(panel, row)
             ]
-            for records in found.values() or [[]]:
+            for records in row_groups.values() or [[]]:
                 differences = (
                     Difference()
                     if same
@@ -297,12 +300,12 @@ def pooled_difference(
         scatter: deviation between seeds of one recipe and its degrees of freedom, if known.
     """
     first, second = trained_runs(ours), trained_runs(theirs)
-    found = compare_records(first, second, metric)
-    if scatter is None or not found.common:
-        return found
-    values = [[metric_value(one, metric) for one in side] for side in (first, second)]
+    difference = compare_records(first, second, metric)
+    if scatter is None or not difference.common:
+        return difference
+    values = [[metric_value(record, metric) for record in side] for side in (first, second)]
     pooled = by_pooled_seeds(fmean(values[0]) - fmean(values[1]), *scatter, *map(len, values))
-    return replace(found, by_pooled_seeds=pooled)
+    return replace(difference, by_pooled_seeds=pooled)
 
 
 def _row_difference(
@@ -316,7 +319,9 @@ def _row_difference(
     if not records:
         return Difference()
     comparable = kind_of(RECIPES[row.recipe]).comparable
-    theirs = [one for own in groups.values() for one in own if comparable(records[0], one)]
+    theirs = [
+        record for group in groups.values() for record in group if comparable(records[0], record)
+    ]
     return pooled_difference(records, theirs, metric, scatter)
 
 
@@ -325,11 +330,11 @@ def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> tuple[float, in
     return pooled_deviation(
         {
             row.recipe: [
-                metric_value(one, panel.metric)
-                for own in found.values()
-                for one in trained_runs(own)
+                metric_value(record, panel.metric)
+                for group in row_groups.values()
+                for record in trained_runs(group)
             ]
-            for row, found in groups.items()
+            for row, row_groups in groups.items()
         }.values()
     )
 

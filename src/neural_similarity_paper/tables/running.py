@@ -54,12 +54,12 @@ def run_lines(lines: Sequence[Line], jobs: int) -> LinesOutcome:
                 return str(error)
 
         for stage in sorted({line.stage for line in lines}):
-            own = [line for line in lines if line.stage == stage]
-            reasons = [pool.submit(run_line, line) for line in own]
+            staged = [line for line in lines if line.stage == stage]
+            reasons = [pool.submit(run_line, line) for line in staged]
             # A signal may reach any thread, and only this one handles it, once it wakes.
             while wait(reasons, POLL_SECONDS).not_done:
                 pass
-            for line, reason in zip(own, (each.result() for each in reasons), strict=True):
+            for line, reason in zip(staged, (each.result() for each in reasons), strict=True):
                 if reason is not None and stop() is None:
                     outcome.failed[line.run] = reason
         outcome.stopped = stop()

@@ -96,7 +96,9 @@ def few_shot_table(shots: Sequence[int] = SHOTS) -> Table:
     """Table 6 at these numbers of shots, the paper's first."""
     panels = (
         Panel(
-            title, "accuracy", tuple(row for one in entries for row in _rows_by_shots(one, shots))
+            title,
+            "accuracy",
+            tuple(row for entry in entries for row in _rows_by_shots(entry, shots)),
         )
         for title, entries in PANELS.items()
     )
@@ -107,8 +109,8 @@ def few_shot_table(shots: Sequence[int] = SHOTS) -> Table:
 def _rows_by_shots(entry: _Entry, shots: Sequence[int]) -> Iterator[Row]:
     """A row for each number of shots, of the recipe for it where there is a special one."""
     for count in shots:
-        own = f"mini-{entry.recipe}-{count}shot"
-        recipe = own if own in RECIPES else f"mini-{entry.recipe}"
+        special = f"mini-{entry.recipe}-{count}shot"
+        recipe = special if special in RECIPES else f"mini-{entry.recipe}"
         row = Row(entry.label, recipe, method=entry.method, shots=count)
         if count == shots[0]:
             row = replace(row, paper=entry.paper, half_width=entry.half_width)

@@ -61,12 +61,12 @@ def judge_comparisons(
     """
     families = tables or [None] * len(comparisons)
     seeds, images = (
-        _adjusted_values([value(one.difference) for one in comparisons], families)
+        _adjusted_values([value(comparison.difference) for comparison in comparisons], families)
         for value in (seed_value, image_value)
     )
     return [
-        Verdict(status=_status(one, *found), seeds=found[0], images=found[1])
-        for one, *found in zip(comparisons, seeds, images, strict=True)
+        Verdict(status=_status(comparison, *adjusted), seeds=adjusted[0], images=adjusted[1])
+        for comparison, *adjusted in zip(comparisons, seeds, images, strict=True)
     ]
 
 
@@ -74,9 +74,9 @@ def seed_value(difference: Difference) -> float | None:
     """The largest p-value: small only where every interval is on one side of zero."""
     if difference.by_seed is None:
         return None
-    found = difference.intervals
-    one_side = len({interval.mean > 0 for interval in found}) == 1
-    return max(interval.p or 0 for interval in found) if one_side else 1.0
+    intervals = difference.intervals
+    one_side = len({interval.mean > 0 for interval in intervals}) == 1
+    return max(interval.p or 0 for interval in intervals) if one_side else 1.0
 
 
 def image_value(difference: Difference) -> float | None:
@@ -90,20 +90,20 @@ def _adjusted_values(
     """P-values adjusted among those of their table, and of the page; None where there is none."""
     known = {at: p for at, p in enumerate(values) if p is not None}
     fdr = dict(zip(known, benjamini_hochberg(list(known.values())), strict=True))
-    found: list[Adjusted | None] = [None] * len(values)
+    results: list[Adjusted | None] = [None] * len(values)
     for table in {tables[at] for at in known}:
-        own = [at for at in known if tables[at] == table]
-        for at, adjusted in zip(own, holm([known[at] for at in own]), strict=True):
-            found[at] = Adjusted(known[at], adjusted, fdr[at])
-    return found
+        members = [at for at in known if tables[at] == table]
+        for at, adjusted in zip(members, holm([known[at] for at in members]), strict=True):
+            results[at] = Adjusted(known[at], adjusted, fdr[at])
+    return results
 
 
-def _status(one: Comparison, seeds: Adjusted | None, images: Adjusted | None) -> str:
-    if images is None or one.difference.by_image is None:
+def _status(comparison: Comparison, seeds: Adjusted | None, images: Adjusted | None) -> str:
+    if images is None or comparison.difference.by_image is None:
         return "not run"
-    if one.budget < LEAST_BUDGET:
+    if comparison.budget < LEAST_BUDGET:
         return TOO_SHORT
-    word = "holds" if one.difference.by_image.mean * one.sign > 0 else "fails"
+    word = "holds" if comparison.difference.by_image.mean * comparison.sign > 0 else "fails"
     if seeds is not None and seeds.holm < LEVEL:
         return word
-    return f"{word} by {one.unit} only" if images.holm < LEVEL else "unclear"
+    return f"{word} by {comparison.unit} only" if images.holm < LEVEL else "unclear"

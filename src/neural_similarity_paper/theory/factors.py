@@ -67,8 +67,8 @@ def _draw_problem(kind: ProblemKind, generator: torch.Generator) -> tuple[Tensor
         return torch.kron(torch.eye(SIZE, dtype=inputs.dtype), inputs), truth
     if kind == "sensing":
         return gaussian_numbers(generator, MEASUREMENTS, SIZE**2) / MEASUREMENTS**0.5, truth
-    kept = torch.randperm(SIZE**2, generator=generator)[:MEASUREMENTS]
-    return SIZE / MEASUREMENTS**0.5 * torch.eye(SIZE**2, dtype=truth.dtype)[kept], truth
+    entries = torch.randperm(SIZE**2, generator=generator)[:MEASUREMENTS]
+    return SIZE / MEASUREMENTS**0.5 * torch.eye(SIZE**2, dtype=truth.dtype)[entries], truth
 
 
 def gaussian_numbers(generator: torch.Generator, *shape: int) -> Tensor:

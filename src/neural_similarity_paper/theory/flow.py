@@ -129,9 +129,9 @@ def plain_flow(data: Regression, time: float) -> Tensor:
     return solution + (data.weight - solution) @ torch.linalg.matrix_exp(-time * data.x @ data.x.T)
 
 
-def relative_distance(found: Tensor, expected: Tensor) -> float:
+def relative_distance(actual: Tensor, expected: Tensor) -> float:
     """Distance in the Frobenius norm, over the norm of `expected`."""
-    return float((found - expected).norm() / expected.norm())
+    return float((actual - expected).norm() / expected.norm())
 
 
 def compute(seeds: int = 5) -> Flow:
@@ -185,8 +185,8 @@ def _derivative_error(data: Regression, step: float) -> float:
 
 
 def _path_distance(weights: Tensor, matrices: Tensor) -> float:
-    kept = matrices @ matrices.mT - weights.mT @ weights
-    return relative_distance(kept[-1], kept[0])
+    invariant = matrices @ matrices.mT - weights.mT @ weights
+    return relative_distance(invariant[-1], invariant[0])
 
 
 def draw_result(flow: Flow, figure: Any) -> None:

@@ -87,7 +87,7 @@ def _measure_layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> LayerSpectra:
     m = None
     if isinstance(layer, SimilarityLayer) and isinstance(layer.similarity, StaticSimilarity):
         m = layer.similarity.full_matrix().double()
-    folded, own = kernel.double(), layer.weight.double()
+    folded, weight = kernel.double(), layer.weight.double()
     by_filters, by_taps = folded.flatten(1), folded.flatten(2).flatten(0, 1)
     return LayerSpectra(
         name=name,
@@ -96,8 +96,8 @@ def _measure_layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> LayerSpectra:
         taps_rank=float(effective_rank(by_taps)),
         taps_spectrum=_singular_values(by_taps),
         nuclear_norm=float(nuclear_norm(by_filters) / by_filters.norm()),
-        own_filters_rank=float(effective_rank(own.flatten(1))),
-        own_taps_rank=float(effective_rank(own.flatten(2).flatten(0, 1))),
+        own_filters_rank=float(effective_rank(weight.flatten(1))),
+        own_taps_rank=float(effective_rank(weight.flatten(2).flatten(0, 1))),
         m_distance=None if m is None else _relative_distance(m),
         m_singular_values=None if m is None else _round_values(torch.linalg.svdvals(m)),
     )

@@ -156,8 +156,8 @@ def _export_program(
     reader = "onnxruntime" if options.format == "onnx" else "torch.export.load"
     agrees = (
         f"{reader} agrees with torch{' in int8' * options.int8} on {len(x)} test images: max "
-        f"|Δlogit| {worst:.2e}, in batches of {', '.join(map(str, TRIED_BATCHES))} and the rest, at "
-        f"{' and '.join(map(str, sizes))} pixels"
+        f"|Δlogit| {worst:.2e}, in batches of {', '.join(map(str, TRIED_BATCHES))} and the rest, "
+        f"at {' and '.join(map(str, sizes))} pixels"
     )
     alone = [f"the file takes images of {sizes[0]} pixels alone"] * (len(sizes) == 1)
     return written, [agrees, *alone]
@@ -167,10 +167,12 @@ def _score_text(run: Run, model: nn.Module, written: NetworkFunction, test: Imag
     """The accuracy of the network that was read from a file, and that of the run's own."""
     print_notice(f"scoring the file on {len(test):,} test images")
     runtime = choose_runtime("cpu", SCORE_PRECISION, run.recipe.channels_last)
-    own = predict_logits(runtime.place_model(model), test, run.preprocess, runtime)
-    found = logits_of(written, _image_batches(run, test))
-    shares = [100 * score_logits(logits, test.labels).accuracy for logits in (found, own)]
-    equal = (found.argmax(1) == own.argmax(1)).double().mean().item()
+    run_logits = predict_logits(runtime.place_model(model), test, run.preprocess, runtime)
+    file_logits = logits_of(written, _image_batches(run, test))
+    shares = [
+        100 * score_logits(logits, test.labels).accuracy for logits in (file_logits, run_logits)
+    ]
+    equal = (file_logits.argmax(1) == run_logits.argmax(1)).double().mean().item()
     return (
         f"accuracy {shares[0]:.2f} %, the run's {shares[1]:.2f} %, on {len(test):,} test images; "
         f"{100 * equal:.2f} % of the answers are equal"

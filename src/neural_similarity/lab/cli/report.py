@@ -96,8 +96,8 @@ def _summary_values(run: Run) -> dict[str, Any]:
         steps = [line["step"] for line in read_lines(run.metrics)]
         return {"steps": f"{max(steps, default=0)} of {run.recipe.steps}, not finished"}
     summary = read_facts(run.summary)
-    found = {name: value for name, value in summary.items() if not isinstance(value, dict | list)}
-    return found | task_of(run.recipe).scored_texts(run)
+    values = {name: value for name, value in summary.items() if not isinstance(value, dict | list)}
+    return values | task_of(run.recipe).scored_texts(run)
 
 
 def _json_values(path: Path) -> dict[str, str]:

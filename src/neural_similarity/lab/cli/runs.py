@@ -102,8 +102,8 @@ class InspectOptions(DataOptions):
 def evaluate(args: Sequence[str]) -> int:
     """Print what a run is scored on its test data."""
     keep_freed_memory()
-    found = (command_task(command_of(Path(arg)) or "") for arg in args)
-    task = next(filter(None, found), TASK_KINDS[0])
+    tasks = (command_task(command_of(Path(arg)) or "") for arg in args)
+    task = next(filter(None, tasks), TASK_KINDS[0])
     kind = EvaluateOptions[task.SCORING]
     options = parse_options(
         kind, args, prog="nsim evaluate", description=task.SCORING_HELP, flags=True
@@ -145,13 +145,13 @@ def predict(args: Sequence[str]) -> int:
 
 def _readable_images(paths: Iterable[Path], run: Run) -> dict[Path, Tensor]:
     """The pixels of the images that can be read; the others are named on stderr."""
-    found = {}
+    images = {}
     for path in paths:
         try:
-            found[path] = _read_image(path, run)
+            images[path] = _read_image(path, run)
         except (OSError, ValueError) as error:
             sys.stderr.write(f"nsim: {one_line(str(error))}\n")
-    return found
+    return images
 
 
 def _likeliest_classes(chances: Tensor, classes: Sequence[str]) -> str:

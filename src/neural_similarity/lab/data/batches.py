@@ -108,8 +108,8 @@ class Batches:
         self._windows = Windows(images.pixels, augment, place.device)
         self._labels = images.labels.to(place.device)
         self._scale, self._shift = preprocess.scale_and_shift(place.device)
-        own = len(range(batch_size)[place.share])
-        self._drawn = torch.zeros(2, own, dtype=torch.int64, device=place.device)
+        count = len(range(batch_size)[place.share])
+        self._drawn = torch.zeros(2, count, dtype=torch.int64, device=place.device)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """The batch of one step: float32 (b, c, h, w), and its labels, int64 (b,)."""

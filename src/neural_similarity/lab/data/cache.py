@@ -48,13 +48,13 @@ class PixelCache:
         if not self.path.is_file():
             return None
         try:
-            found = torch.load(regular_file(self.path), mmap=True, weights_only=True)
-            if (found["version"], found["signature"]) != (CACHE_VERSION, self.signature):
+            content = torch.load(regular_file(self.path), mmap=True, weights_only=True)
+            if (content["version"], content["signature"]) != (CACHE_VERSION, self.signature):
                 return None
-            parts = [Images(**part) for part in found["parts"]]
-            if self.digest_parts(parts) != found["digest"]:
+            parts = [Images(**part) for part in content["parts"]]
+            if self.digest_parts(parts) != content["digest"]:
                 raise ValueError("their digest is another one")
-            return ClassSplit(name, *parts, digest=found["digest"])
+            return ClassSplit(name, *parts, digest=content["digest"])
         except Exception as error:  # a damaged file raises whatever its bytes happen to ask for
             raise ValueError(
                 f"{self.path} must hold the pixels it was made with; delete it: {error}"
@@ -94,7 +94,7 @@ def load_class_images(
         classes = [files.parts[part] for part in CLASS_PARTS]
         sizes = [[len(paths) for paths in part.values()] for part in classes]
         parts = zip(pixels.split([sum(part) for part in sizes]), sizes, classes, strict=True)
-        return [Images(found, class_labels(part), tuple(names)) for found, part, names in parts]
+        return [Images(images, class_labels(part), tuple(names)) for images, part, names in parts]
 
     path = files.folder / f"cache-{size}.pt"
     return PixelCache(path, files.file_signature(), read_parts, _digest_of_files).load_images(name)

@@ -162,9 +162,9 @@ def find_parts(folder: Path) -> ClassFiles | None:
     """The files of `folder` where lists or folders say which class is in which part, else None."""
     if (folder / "train.csv").is_file():
         return ClassFiles(folder, {part: _read_csv(folder, part) for part in CLASS_PARTS})
-    found = part_folders(folder)
-    if "train" in found:
-        places = {part: found.get(part, folder / part) for part in CLASS_PARTS}
+    folders = part_folders(folder)
+    if "train" in folders:
+        places = {part: folders.get(part, folder / part) for part in CLASS_PARTS}
         warn_of_others(folder, list(places.values()))
         return ClassFiles(folder, {part: _class_folders(path) for part, path in places.items()})
     return None
@@ -177,8 +177,8 @@ def find_omniglot(folder: Path) -> ClassFiles:
     validates.
     """
     background, evaluation = (_list_alphabets(folder / name) for name in (BACKGROUND, EVALUATION))
-    kept = len(background) - max(1, len(background) // 5)
-    chosen = {"train": background[:kept], "val": background[kept:], "test": evaluation}
+    count = len(background) - max(1, len(background) // 5)
+    chosen = {"train": background[:count], "val": background[count:], "test": evaluation}
     return ClassFiles(folder, {part: _list_characters(paths) for part, paths in chosen.items()})
 
 
@@ -215,15 +215,15 @@ def _share_out_classes(folder: Path, files: Files) -> ClassFiles:
 def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
     try:
         split = read_json(path)
-        found = {part: _names_of_part(split[part]) for part in CLASS_PARTS}
+        classes = {part: _names_of_part(split[part]) for part in CLASS_PARTS}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} must hold a list of class names for each of {', '.join(CLASS_PARTS)}: "
             f"{reason_of(error)}"
         ) from error
-    for part, names in found.items():
+    for part, names in classes.items():
         _check_unique(names, f"{path} must name every class of {part} once")
-    return found
+    return classes
 
 
 def _names_of_part(value: object) -> tuple[str, ...]:
@@ -246,5 +246,9 @@ def _list_alphabets(folder: Path) -> list[Path]:
 
 
 def _list_characters(alphabets: list[Path]) -> Files:
-    found = ((path.name, _class_folders(path)) for path in alphabets)
-    return {f"{name}/{one}": paths for name, files in found for one, paths in files.items()}
+    folders = ((path.name, _class_folders(path)) for path in alphabets)
+    return {
+        f"{name}/{character}": paths
+        for name, files in folders
+        for character, paths in files.items()
+    }

@@ -37,8 +37,8 @@ def load_imagenet(root: Path, image_size: int | None = None, workers: int = 0) -
     """
     size = IMAGE_SIZE if image_size is None else image_size
     require_least("image_size", size)
-    found = part_folders(root)
-    parts = [found.get(name, root / name) for name in IMAGENET_PARTS]
+    folders = part_folders(root)
+    parts = [folders.get(name, root / name) for name in IMAGENET_PARTS]
     for part in parts:
         if not part.is_dir():
             raise FileNotFoundError(

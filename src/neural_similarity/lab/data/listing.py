@@ -135,7 +135,7 @@ def read_image_list(path: Path) -> dict[str, list[str]]:
             plain name, or a file is not an image or not below the folder images/ beside the list.
     """
     lines = read_text(path).splitlines()
-    rows, found = csv.DictReader(lines), dict[str, list[str]]()
+    rows, members = csv.DictReader(lines), dict[str, list[str]]()
     try:
         if not set(LABEL_COLUMNS) <= set(rows.fieldnames or ()):
             wanted = " and ".join(LABEL_COLUMNS)
@@ -146,23 +146,23 @@ def read_image_list(path: Path) -> dict[str, list[str]]:
                     f"{path} must have a filename and a label in every line, got "
                     f"{lines[rows.line_num - 1]!r} in line {rows.line_num}"
                 )
-            found.setdefault(row["label"], []).append(row["filename"])
+            members.setdefault(row["label"], []).append(row["filename"])
     except csv.Error as error:
         raise ValueError(
             f"{path} must be a list of {','.join(LABEL_COLUMNS)}, got {error}"
         ) from error
-    _check_listed(path, found)
-    return found
+    _check_listed(path, members)
+    return members
 
 
-def _check_listed(path: Path, found: dict[str, list[str]]) -> None:
+def _check_listed(path: Path, members: dict[str, list[str]]) -> None:
     """Check that labels and file names stay inside the folder."""
-    for label in found:
+    for label in members:
         if label[0] == "." or not label.isprintable() or {"/", "\\"} & set(label):
             raise ValueError(f"{path} must have plain names as labels, got {label!r}")
     folder = (path.parent / "images").resolve()
     plain = _plain_files(folder)
-    for name in (name for names in found.values() for name in names):
+    for name in (name for names in members.values() for name in names):
         inside = name in plain or ("\0" not in name and folder in (folder / name).resolve().parents)
         if not inside or not _is_image(name):
             raise ValueError(f"{path} must name images in {folder}, got {name!r}")
@@ -178,19 +178,19 @@ def _plain_files(folder: Path) -> set[str]:
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
     """The files among `paths`, each once, and the images below the folders among them."""
-    found = [
+    listed = [
         [path / name for name in _list_folder(path, Counter())] if path.is_dir() else [path]
         for path in paths
     ]
-    return list(dict.fromkeys(path for files in found for path in files))
+    return list(dict.fromkeys(path for files in listed for path in files))
 
 
 def warn_of_others(root: Path, used: Collection[Path]) -> None:
     """Name the folders beside the parts that are used: their images would be missed in silence."""
     here = (path for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != ".")
     if others := [path for path in here if path not in used]:
-        ignored, kept = (", ".join(f"{path.name}/" for path in paths) for paths in (others, used))
-        log.warning("Warning: in %s, %s is ignored; used are %s.", root, ignored, kept)
+        ignored, taken = (", ".join(f"{path.name}/" for path in paths) for paths in (others, used))
+        log.warning("Warning: in %s, %s is ignored; used are %s.", root, ignored, taken)
 
 
 def part_folders(root: Path) -> dict[str, Path]:
@@ -199,13 +199,13 @@ def part_folders(root: Path) -> dict[str, Path]:
     Raises:
         ValueError: two of them are the same part.
     """
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         part = PART_OF.get(folder.name.lower())
-        if part and _is_part(folder) and found.setdefault(part, folder) != folder:
-            names = f"{found[part].name}/ and {folder.name}/"
+        if part and _is_part(folder) and folders.setdefault(part, folder) != folder:
+            names = f"{folders[part].name}/ and {folder.name}/"
             raise ValueError(f"{root} must have one folder of the part {part}, got {names}")
-    return found
+    return folders
 
 
 def _is_part(folder: Path) -> bool:
@@ -234,13 +234,13 @@ def check_classes(train: Listing, test: Listing) -> None:
 def _list_folder(folder: Path, others: Counter[str]) -> dict[str, int]:
     """Bytes of every image below `folder`, sorted by name; `others` counts those left out."""
     try:
-        found = dict(_walk_images(folder, others))
+        sizes = dict(_walk_images(folder, others))
     except OSError as error:
         raise ValueError(f"{folder} must hold readable images, got {error}") from error
-    if not found:
+    if not sizes:
         raise ValueError(f"{folder} must hold images ({' '.join(sorted(SUFFIXES))}), got none")
     # Folder by folder, as file managers show them: of the text alone, "x-1" comes before "x/0".
-    return dict(sorted(found.items(), key=lambda file: file[0].split("/")))
+    return dict(sorted(sizes.items(), key=lambda file: file[0].split("/")))
 
 
 def _walk_images(folder: Path, others: Counter[str]) -> Iterator[tuple[str, int]]:

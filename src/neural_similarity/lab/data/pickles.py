@@ -90,10 +90,10 @@ def _class_positions(content: dict[str, Any], count: int) -> dict[str, list[int]
         if any(not isinstance(p, list | np.ndarray) for p in named.values()) or sum(sizes) != count:
             return {}
         return {name: _list_items(positions, int) for name, positions in named.items()}
-    found: dict[str, list[int]] = {}
+    members: dict[str, list[int]] = {}
     for i, label in enumerate(_list_items(content.get("labels"), (int, str))):
-        found.setdefault(str(label), []).append(i)
-    return found
+        members.setdefault(str(label), []).append(i)
+    return members
 
 
 def _list_items(value: Any, kind: Any) -> list[Any]:

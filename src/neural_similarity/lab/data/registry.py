@@ -166,8 +166,8 @@ def load_folder(
 
 def _list_parts(root: Path) -> list[Listing]:
     """The training and test parts, or the whole that is to be split."""
-    found = part_folders(root)
-    train, test = found.get("train"), found.get("test", found.get("val"))
+    folders = part_folders(root)
+    train, test = folders.get("train"), folders.get("test", folders.get("val"))
     if test and not train:
         raise ValueError(f"{root} must hold train/ beside {test.name}/, got none")
     if not train:

@@ -56,15 +56,15 @@ SPLITS = {"cifar-fs": CIFAR_FS, "fc100": FC100}
 
 def _find_mini_imagenet(folder: Path) -> ClassFiles:
     """The files of Mini-ImageNet, in parts; with a split of our own it would be other data."""
-    found = find_parts(folder)
-    if found is None:
+    files = find_parts(folder)
+    if files is None:
         place = folder if folder.name == MINI else folder / MINI
         raise FileNotFoundError(
             f"{place} {'lacks its parts' if place.is_dir() else 'is missing'}; it must hold "
             "images/ with train.csv, val.csv and test.csv, or one of the public sets of pickles, "
             "or folders train, val and test of class folders (docs/evidence/few-shot.md)"
         )
-    return found
+    return files
 
 
 FILES: dict[str, tuple[Callable[[Path], ClassFiles], int, str | None]] = {
@@ -126,9 +126,9 @@ def _load_files(
 
 
 def _of_size(split: ClassSplit, size: int) -> ClassSplit:
-    found = split.train.pixels.shape[2]
-    if found != size:
-        raise ValueError(f"`image_size` must be {found} for these pickles, got {size}")
+    height = split.train.pixels.shape[2]
+    if height != size:
+        raise ValueError(f"`image_size` must be {height} for these pickles, got {size}")
     return split
 
 

@@ -290,6 +290,6 @@ def score_text(scores: Scores) -> str:
 
 def class_text(accuracies: Mapping[str, float]) -> str:
     """The accuracy of every class, of the worst ten where there are more."""
-    worst = sorted(accuracies.items(), key=lambda one: one[1])
+    worst = sorted(accuracies.items(), key=lambda entry: entry[1])
     shown = ", ".join(f"{one_line(name)} {100 * share:.1f} %" for name, share in worst[:SHOWN])
     return shown + (", ..." if len(worst) > SHOWN else "")

@@ -164,13 +164,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
     Files, links and folders with other names do not count.
     """
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in found if _is_checkpoint(path)), key=step_of)
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in paths if _is_checkpoint(path)), key=step_of)
 
 
 def _is_checkpoint(path: Path) -> bool:
-    own = re.fullmatch(CHECKPOINT_NAME, path.name) is not None
-    return own and path.is_dir() and not path.is_symlink()
+    named = re.fullmatch(CHECKPOINT_NAME, path.name) is not None
+    return named and path.is_dir() and not path.is_symlink()
 
 
 def newest_checkpoint(folder: Path) -> Path:

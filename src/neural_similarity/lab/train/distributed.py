@@ -165,8 +165,8 @@ def gather_rows(tensor: Tensor | None) -> Tensor:
 def by_turns(function: Callable[[Input], Tensor], inputs: Iterable[Input]) -> Iterator[Tensor]:
     """`map(function, inputs)`, one input per process at a time; their results are concatenated."""
     inputs = iter(inputs)
-    while some := list(islice(inputs, process_count())):
-        yield gather_rows(function(some[process_rank()]) if process_rank() < len(some) else None)
+    while chunk := list(islice(inputs, process_count())):
+        yield gather_rows(function(chunk[process_rank()]) if process_rank() < len(chunk) else None)
 
 
 def replicate_model(model: nn.Module) -> nn.Module:
@@ -187,8 +187,8 @@ def sum_gradients(model: nn.Module) -> None:
         return
     parameters = [p for p in model.parameters() if p.requires_grad]
     known = parameters[0].new_tensor([p.grad is not None for p in parameters])
-    own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    flat = sum_over_processes(torch.cat([known, *(gradient.flatten() for gradient in own)]))
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = sum_over_processes(torch.cat([known, *(gradient.flatten() for gradient in gradients)]))
     counts, *sums = flat.split([len(known), *(p.numel() for p in parameters)])
     for parameter, total, count in zip(parameters, sums, counts.tolist(), strict=True):
         parameter.grad = total.view(parameter.shape) if count else None

@@ -154,9 +154,9 @@ def _keep_zeros(graph: Any, ir: Any) -> None:
         while source is not None and source.op_type == "Cast":
             source = source.inputs[0].producer()
         if source is not None and source.op_type == "Pad":
-            kept = ir.node("Max", [node.inputs[0]])
-            node.graph.insert_before(node, kept)
-            node.replace_input_with(0, kept.outputs[0])
+            maximum = ir.node("Max", [node.inputs[0]])
+            node.graph.insert_before(node, maximum)
+            node.replace_input_with(0, maximum.outputs[0])
 
 
 @torch.no_grad()

@@ -185,8 +185,8 @@ def curve(records: Sequence[dict[str, Any]], key: str) -> list[tuple[float, floa
 
 def cut_back(path: Path, step: int) -> None:
     """Drop the records after `step`, so that a resumed run writes no line twice."""
-    kept = [record for record in read_lines(path) if record["step"] <= step]
-    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+    records = [record for record in read_lines(path) if record["step"] <= step]
+    write_text(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def draw_learning_curves(

@@ -71,12 +71,12 @@ class Classification:
         return tally(loss + penalties, (logits.detach().argmax(1) == y).sum(), len(y))
 
     def _penalty_terms(self, network: nn.Module) -> Tensor | float:
-        terms, found = self.terms, 0.0
+        terms, penalties = self.terms, 0.0
         if terms.penalty:
-            found = terms.penalty * penalty(network, terms.penalty_measure)
+            penalties = terms.penalty * penalty(network, terms.penalty_measure)
         if terms.orthogonality:
-            found = found + terms.orthogonality * orthogonality(network, unit=False)
-        return found
+            penalties = penalties + terms.orthogonality * orthogonality(network, unit=False)
+        return penalties
 
 
 def tally(loss: Tensor, correct: Tensor, images: int) -> Tensor:

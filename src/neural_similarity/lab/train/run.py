@@ -154,11 +154,11 @@ def require_new(path: Path, command: str = Run.COMMAND) -> None:
     check_target(path, folder=True)
     if not path.exists():
         return
-    found = command_of(path)
-    if found == command:
+    other = command_of(path)
+    if other == command:
         hint = f"; continue it with `nsim train --resume {path}` or"
     else:
-        hint = ", and is not a run folder;" if found is None else f", a run of `{found}`;"
+        hint = ", and is not a run folder;" if other is None else f", a run of `{other}`;"
     raise RunError(f"{path} exists already{hint} name another folder with --out")
 
 
@@ -336,5 +336,5 @@ def start_facts(run: Run) -> dict[str, Any]:
 
 def checkpoint_facts(run: Run, which: str) -> dict[str, Any]:
     """Facts about a checkpoint: "last" or "best", its step, and SHA-256 of its weights."""
-    found = find_checkpoint(run, which)
-    return {"which": which, "step": step_of(found), "weights": weights_digest(found)}
+    path = find_checkpoint(run, which)
+    return {"which": which, "step": step_of(path), "weights": weights_digest(path)}

@@ -134,11 +134,11 @@ def choose_runtime(
     if chosen is None or chosen.type not in DEVICES:
         raise ValueError(f"`device` must be auto, {', '.join(DEVICES)}, got {device!r}")
     chosen = distributed.own_device(chosen)
-    found = _device_count(chosen.type)
-    if (chosen.index or 0) >= found:
+    count = _device_count(chosen.type)
+    if (chosen.index or 0) >= count:
         what = "GPUs" if chosen.type == "cuda" else f"{chosen.type} devices"
         raise ValueError(
-            f"`device` must be present, got '{chosen}', and torch finds {found} {what}"
+            f"`device` must be present, got '{chosen}', and torch finds {count} {what}"
         )
     if precision == "auto":
         precision = "bf16" if _bf16_is_fast(chosen, thread_count) else "fp32"

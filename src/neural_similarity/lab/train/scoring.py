@@ -57,7 +57,11 @@ class Scores:
     def class_accuracies(self, classes: Sequence[str]) -> dict[str, float]:
         """Share of correct images of every class that has images."""
         of_class = {name: self.correct[self.labels == c] for c, name in enumerate(classes)}
-        return {name: one.double().mean().item() for name, one in of_class.items() if len(one)}
+        return {
+            name: correct.double().mean().item()
+            for name, correct in of_class.items()
+            if len(correct)
+        }
 
     @property
     def only_answer(self) -> int | None:
@@ -76,8 +80,8 @@ def predict_logits(
     Several processes share the images, and each returns all logits.
     """
     # Whole batches, so that no image's logits depend on the number of processes.
-    own = distributed.own_share(-(-len(images) // BATCH_SIZE))
-    start, stop = own.start * BATCH_SIZE, min(own.stop * BATCH_SIZE, len(images))
+    share = distributed.own_share(-(-len(images) // BATCH_SIZE))
+    start, stop = share.start * BATCH_SIZE, min(share.stop * BATCH_SIZE, len(images))
     pixels = images.pixels if isinstance(images, Images) else images
     if isinstance(pixels, Tensor):
         chunks = pixels[start:stop].split(BATCH_SIZE)

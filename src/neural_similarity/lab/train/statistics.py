@@ -192,7 +192,7 @@ def _crossed_interval(
     if by_seeds <= unshared:
         return _student_interval(mean, sqrt(by_images), freedoms[1])
     total = by_seeds + by_images - unshared
-    freedom = total**2 / sum(part**2 / own for part, own in zip(parts, freedoms, strict=True))
+    freedom = total**2 / sum(part**2 / count for part, count in zip(parts, freedoms, strict=True))
     return _student_interval(mean, sqrt(total), freedom)
 
 

@@ -29,13 +29,13 @@ def packed_weights(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
     channels-last memory. The header holds `metadata` and maps the other names of shared tensors to
     the written one.
     """
-    kept = _kept_names(model)
+    written = _kept_names(model)
     tensors = {
         name: tensor.contiguous()
         for name, tensor in model.state_dict().items()
-        if kept[name] == name
+        if written[name] == name
     }
-    others = {name: first for name, first in kept.items() if first != name}
+    others = {name: first for name, first in written.items() if first != name}
     return save(tensors, metadata=others | dict(metadata))
 
 
@@ -64,8 +64,8 @@ def tensors_alone() -> Iterator[None]:
     try:
         yield
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"an object of {found[1]}" if found else "something else"
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"an object of {match[1]}" if match else "something else"
         raise ValueError(
             f"it must hold tensors alone, got {what}; save its state_dict(), with safetensors or "
             "torch.save"
@@ -83,13 +83,13 @@ def _kept_names(model: nn.Module) -> dict[str, str]:
 
 def folded_kernels(network: nn.Module) -> dict[str, Tensor]:
     """The kernels of convolutions outside predictors, by name, with a static M folded in."""
-    found = {}
+    kernels = {}
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not is_inside(name):
             similarity = getattr(layer, "similarity", None)
             static = isinstance(similarity, StaticSimilarity)
-            found[name] = similarity.fold(layer.weight) if static else layer.weight
-    return found
+            kernels[name] = similarity.fold(layer.weight) if static else layer.weight
+    return kernels
 
 
 def is_inside(name: str) -> bool:

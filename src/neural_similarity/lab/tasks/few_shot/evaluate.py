@@ -44,17 +44,17 @@ def evaluate_method(
     afterwards. The method is on the device of the runtime already.
     """
     course = course or Course()
-    found = course.done
+    counts = course.done
     scorer = _Scorer(method, tasks.sizes, preprocess, runtime)
     with evaluation_mode(method), torch.no_grad():
         if method.fixed_embedding and method.statistics == "running":
-            some = _by_features(scorer, images, tasks, len(found))
+            chunks = _by_features(scorer, images, tasks, len(counts))
         else:
-            some = distributed.by_turns(scorer, _task_pixels(images, tasks, len(found)))
-        for right in some:
-            found = torch.cat([found, right.cpu()])
-            course.progress(found)
-    return found
+            chunks = distributed.by_turns(scorer, _task_pixels(images, tasks, len(counts)))
+        for chunk in chunks:
+            counts = torch.cat([counts, chunk.cpu()])
+            course.progress(counts)
+    return counts
 
 
 def use_statistics(method: Method, statistics: NormStatistics | None) -> Method:
@@ -125,11 +125,11 @@ def _by_features(scorer: _Scorer, images: Images, tasks: TaskList, start: int) -
     place = torch.zeros(len(images), dtype=torch.int64)
     place[used] = torch.arange(len(used))
     parts = used.split(BATCH_SIZE)
-    own = [
+    embedded = [
         scorer.embed_pixels(images.pixels[part])
         for part in parts[distributed.own_share(len(parts))]
     ]
-    features = distributed.gather_rows(torch.cat(own) if own else None).to(scorer.device)
+    features = distributed.gather_rows(torch.cat(embedded) if embedded else None).to(scorer.device)
     for draw in tasks.task_chunks(at_once, start):
         support, query = (features[place[positions]] for positions in (draw.support, draw.query))
         if at_once > 1:

@@ -180,12 +180,12 @@ def evaluation_files(run: Path) -> list[Path]:
 
 def scored_texts(run: FewShotRun) -> dict[str, str]:
     """The accuracy of every evaluation of a run, by the names of their files."""
-    found = {}
+    texts = {}
     for file in evaluation_files(run.path):
         with content_errors(file):
             scores = read_facts(file, within=run.path)["summary"]
-            found[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
-    return found
+            texts[file.stem] = f"{100 * scores['accuracy']:.2f} ± {100 * scores['reach']:.2f} %"
+    return texts
 
 
 def is_evaluation(path: Path) -> bool:

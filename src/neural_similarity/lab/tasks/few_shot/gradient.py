@@ -111,13 +111,13 @@ class GradientBased(Method):
             self.parameter_names(phase.fast)
 
     def parameter_names(self, groups: Iterable[Group]) -> set[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         for group in groups:
             members = self._group_members(group)
             if not members:
                 raise ValueError(f"`network` must have parameters of the group {group!r}, got none")
-            found |= members
-        return found
+            names |= members
+        return names
 
     def _group_members(self, group: Group) -> set[str]:
         if group in ("all", "head"):
@@ -126,8 +126,8 @@ class GradientBased(Method):
         members: list[nn.Parameter | None] = []
         for module in self.modules():
             if isinstance(module, DynamicSimilarity):
-                own = module.predictor.parameters() if group == "predictor" else [module.gain]
-                members += own
+                learned = module.predictor.parameters() if group == "predictor" else [module.gain]
+                members += learned
             elif isinstance(module, StaticSimilarity) and group == "similarity":
                 members.append(module.raw)
         wanted = {id(parameter) for parameter in members}
@@ -196,8 +196,8 @@ class GradientBased(Method):
         return loss
 
     def _embed_support(self, values: Values, support: Tensor) -> Tensor:
-        own = {f"backbone.{name}": name for name, _ in self.backbone.named_parameters()}
-        inside = {own[name]: value for name, value in values.items() if name in own}
+        names = {f"backbone.{name}": name for name, _ in self.backbone.named_parameters()}
+        inside = {names[name]: value for name, value in values.items() if name in names}
         with support_first(len(support)):
             return promote_dtype(functional_call(self.backbone, inside, (support,)).flatten(1))
 

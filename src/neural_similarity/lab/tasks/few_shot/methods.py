@@ -80,19 +80,19 @@ def _last_norm(network: nn.Module) -> nn.Module | None:
 
 def relation_net(network: nn.Sequential, _sizes: TaskSizes) -> RelationNet:
     """`RelationNet` on the maps of all convolutions of CNN-4 or CNN-9, after two of their pools."""
-    kept = OrderedDict[str, nn.Module]()
+    layers = OrderedDict[str, nn.Module]()
     for name, layer in network.named_children():
         if isinstance(layer, ConvBlock):
-            spared = sum(map(has_pool, kept.values())) < POOLS
-            kept[name] = layer if spared else without_pool(layer)
+            spared = sum(map(has_pool, layers.values())) < POOLS
+            layers[name] = layer if spared else without_pool(layer)
         elif isinstance(layer, nn.ZeroPad2d):
-            kept[name] = layer
-    if sum(map(has_pool, kept.values())) < POOLS:
-        layers = ", ".join(name for name, _ in network.named_children())
+            layers[name] = layer
+    if sum(map(has_pool, layers.values())) < POOLS:
+        names = ", ".join(name for name, _ in network.named_children())
         raise ValueError(
-            f"`network` must be convnet4 or cnn9, whose maps are compared, got layers {layers}"
+            f"`network` must be convnet4 or cnn9, whose maps are compared, got layers {names}"
         )
-    backbone = nn.Sequential(kept)
+    backbone = nn.Sequential(layers)
     *_, last = (layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d))
     return RelationNet(backbone, last.num_features)
 

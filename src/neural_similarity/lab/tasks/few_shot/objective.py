@@ -62,9 +62,9 @@ class Episodes:
         if not isinstance(network, Method):
             raise ValueError(f"`network` must be a Method, got {type(network).__name__}")
         count = self._recipe.meta_batch
-        own = range(self._step * count, (self._step + 1) * count)[distributed.own_share(count)]
+        numbers = range(self._step * count, (self._step + 1) * count)[distributed.own_share(count)]
         tallies = [torch.zeros(3, dtype=self._runtime.sum_dtype, device=self._runtime.device)]
-        tallies += [self._task_tally(network, number) for number in own]
+        tallies += [self._task_tally(network, number) for number in numbers]
         distributed.sum_gradients(network)
         return torch.stack(tallies).sum(0)
 

@@ -25,9 +25,9 @@ class Partial:
     """
 
     def __init__(self, path: Path, of: dict[str, Any]):
-        found = _held_results(path, of)
-        self.done = torch.tensor(found["correct"], dtype=torch.int64)
-        self.seconds: float = found["seconds"]
+        results = _held_results(path, of)
+        self.done = torch.tensor(results["correct"], dtype=torch.int64)
+        self.seconds: float = results["seconds"]
         self._path, self._of = path, of
         self._began = self._saved = time.monotonic()
 
@@ -51,11 +51,11 @@ class Partial:
 def _held_results(path: Path, of: dict[str, Any]) -> dict[str, Any]:
     """The results in the file for this evaluation; none if it is missing or damaged."""
     try:
-        found = read_json(path)
-        if found["of"] == of:
+        content = read_json(path)
+        if content["of"] == of:
             return {
-                "correct": [int(i) for i in found["correct"]],
-                "seconds": float(found["seconds"]),
+                "correct": [int(i) for i in content["correct"]],
+                "seconds": float(content["seconds"]),
             }
     except (OSError, ValueError, KeyError, TypeError):
         pass

@@ -55,10 +55,10 @@ def take_weights(network: nn.Sequential, start: str) -> None:
     """
     run = read_run(start, FewShotRun)
     source = load_network(run, usual_checkpoint(run))
-    own, given = network.state_dict(), source.state_dict()
-    fitting = {n: v for n, v in given.items() if n in own and own[n].shape == v.shape}
+    state, given = network.state_dict(), source.state_dict()
+    fitting = {n: v for n, v in given.items() if n in state and state[n].shape == v.shape}
     *_, last = dict(network.named_children())
-    lacking = [n for n in own if n not in fitting and ".similarity." not in n]
+    lacking = [n for n in state if n not in fitting and ".similarity." not in n]
     for name in (*lacking, *(n for n in given if n not in fitting)):
         if not name.startswith(f"{last}."):
             raise RunError(f"the network in {start} does not fit: {name} is in one of the two only")
@@ -74,11 +74,11 @@ def load_method(run: FewShotRun, checkpoint: Checkpoint, name: str | None = None
     """
     name = name or run.recipe.method
     require_known("method", name, METHODS)
-    own, wanted = METHODS[run.recipe.method], METHODS[name]
+    trained, wanted = METHODS[run.recipe.method], METHODS[name]
     model = load_network(run, checkpoint)
     if isinstance(model, Method) and name == run.recipe.method:
         return model.eval()
-    if own.episodic or wanted.episodic or own.head != wanted.head:
+    if trained.episodic or wanted.episodic or trained.head != wanted.head:
         raise RunError(f"{run.path} was trained for {run.recipe.method}, which is not {name}")
     return wanted.build(as_network(model), run.recipe.task_sizes).eval()
 

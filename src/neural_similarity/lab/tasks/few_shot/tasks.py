@@ -157,8 +157,8 @@ class TaskList:
     def task_chunks(self, size: int, start: int = 0) -> Iterator[Draw]:
         """The tasks from number `start`, `size` at a time."""
         for first in range(start, len(self), size):
-            some = slice(first, first + size)
-            yield Draw(self.draw.classes[some], self.draw.support[some], self.draw.query[some])
+            chunk = slice(first, first + size)
+            yield Draw(self.draw.classes[chunk], self.draw.support[chunk], self.draw.query[chunk])
 
 
 def draw_tasks(
