@@ -6,8 +6,9 @@ from torch import distributed
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from neural_similarity import visualize
-from neural_similarity.lab import data, session
+from neural_similarity.lab import data
 from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.train import fitting
 from neural_similarity_paper.tables import TABLES
 
 # torch's first backward pass starts a thread for each device, even for one that FakeTensorMode
@@ -27,7 +28,7 @@ def _no_leaks():
 
 def shared_state():
     functions = data.load_dataset, data.load_split, visualize.draw
-    return (functions, session.draw_learning_curves, dict(RECIPES), dict(TABLES))
+    return (functions, fitting.draw_learning_curves, dict(RECIPES), dict(TABLES))
 
 
 @pytest.fixture(autouse=True)

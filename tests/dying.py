@@ -9,10 +9,10 @@ import sys
 
 import tiny_images
 
-from neural_similarity.lab import cli, data, session
+from neural_similarity.lab import cli, data
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.classification import ClassificationTask
-from neural_similarity.lab.train import checkpoint
+from neural_similarity.lab.train import checkpoint, fitting
 from neural_similarity.lab.train.journal import Journal
 
 CALLED = {"load": 1, "step": 3, "save": 2, "keep": 3, "judge": 2, "finish": 1}
@@ -38,7 +38,7 @@ def die(how):
 def set_up(rank, place, how):
     """Let the process of a rank die at a place."""
     data.load_dataset = lambda *_, **__: tiny_images.make_dataset()
-    session.draw_learning_curves = lambda *_: None
+    fitting.draw_learning_curves = lambda *_: None
     if os.environ["RANK"] != rank:
         return
     owner, name = PLACES[place]

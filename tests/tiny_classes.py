@@ -13,7 +13,7 @@ from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train import fitting
 from neural_similarity.lab.train.runtime import cpu_threads
 
-LOAD, DRAW_CURVES = data.load_split, session.draw_learning_curves
+LOAD, DRAW_CURVES = data.load_split, fitting.draw_learning_curves
 PARTS = {"train": (0, 5), "val": (5, 7), "test": (7, 10)}
 TINY = FewShotRecipe(
     dataset="embedded",

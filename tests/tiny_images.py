@@ -13,7 +13,7 @@ from neural_similarity.lab.train import Recipe, fitting
 from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 
-LOAD, DRAW, DRAW_CURVES = data.load_dataset, visualize.draw, session.draw_learning_curves
+LOAD, DRAW, DRAW_CURVES = data.load_dataset, visualize.draw, fitting.draw_learning_curves
 CLASSES = ("up", "down", "left", "right")
 TINY = Recipe(
     dataset="embedded",
