@@ -167,7 +167,7 @@ def load(
 
 
 def load_task(run: Run, data_root: str | Path | None = None) -> Task[Any, Any]:
-    """The task of a run; missing data, or others than the run's, are an error."""
+    """The task of a run; data that are missing or differ from the run's are an error."""
     root = run.data_root if data_root is None else data_root
     task = _load_task(run.recipe, root)
     require_same_data(run, task.digest, root)
@@ -210,7 +210,7 @@ def _require_equal_shares(recipe: TrainingRecipe) -> None:
 
 
 def _check_settings(recipe: TrainingRecipe, data_root: str | Path) -> None:
-    """Check, before data are read, that config.json can hold what is given, and what is there."""
+    """Check texts, data folder and tracker before data are read; config.json holds UTF-8 alone."""
     settings = recipe_to_json(recipe) | {"data_root": str(Path(data_root).absolute())}
     for name, value in settings.items():
         if isinstance(value, str):

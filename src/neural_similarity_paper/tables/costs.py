@@ -21,7 +21,7 @@ MOST_OTHERS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """What an update of every recipe's network takes, measured side by side."""
+    """The times of an update of every recipe's network, measured side by side."""
 
     ratios: Mapping[str, Interval]
     """Time of an update over the baseline's, by recipe."""

@@ -94,7 +94,7 @@ class Line:
 
 
 def wanted_records(rows: Iterable[Row], seeds: Sequence[int], count: int = 2_000) -> list[Wanted]:
-    """The records of rows with a recipe, on `count` test tasks: all of a seed, then the next."""
+    """The records of rows with a recipe, on `count` test tasks, seed by seed."""
     chosen = [row for row in rows if row.has_recipe]
     wanted = (
         Wanted(Key(row.recipe, seed, trial.retrained), trial)

@@ -14,9 +14,9 @@ from neural_similarity_paper.tables.records import budget_folders, read_record, 
 def training_seconds(
     lines: Iterable[Line], results: Path, precision: PrecisionChoice
 ) -> tuple[float, int]:
-    """Seconds that the training of lines takes in one process, and how many lines are not known.
+    """Seconds of training that lines take in one process, and the number of lines without records.
 
-    A step takes the median of the recipe's records, at any budget.
+    A step takes the median of the recipe's records on such a machine, at any budget.
     """
     runtime = choose_runtime(precision=precision, thread_count=THREADS)
     device = {"cpu": cpu_name(), "device": device_name(runtime.device)}

@@ -141,7 +141,7 @@ def _is_changed(start: dict[str, Any]) -> bool:
 
 
 def public_start(start: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a record tells of a start: what is left of it is that of its recipe."""
+    """The facts about a start that a record holds; its settings are those of its recipe."""
     names = ("recipe", "seed", "classes", "budget", "weights")
     return start and {name: start[name] for name in names if name in start}
 
@@ -163,7 +163,7 @@ def code_of(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def machine_of(environment: dict[str, Any]) -> dict[str, Any]:
-    """The environment without folder names of a machine, since records are public."""
+    """The environment without a machine's folder names, since records are public."""
     facts = {
         key: value
         for key, value in environment.items()

@@ -82,8 +82,8 @@ def changed_fields(
     """The fields in which `recipe` is not the named one at `budget`, whatever seed and machine.
 
     A recipe must start from a run of `STARTS` of the same seed, and of the budget or classes that
-    its kind asks for. On validation data as well it has as many steps as were chosen. `old` records
-    do not say what was chosen.
+    its kind asks for. A run retrained on validation data has the number of steps that was chosen;
+    `old` records do not say which.
     """
     original, free = scale_recipe(RECIPES[name], budget), FREE
     if retrained is not None:

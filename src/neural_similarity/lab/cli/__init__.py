@@ -138,7 +138,7 @@ def _output_closed() -> bool:
     if not hasattr(select, "poll"):  # On Windows.
         return False
     output = select.poll()
-    output.register(sys.stdout, 0)  # errors alone, which are always told
+    output.register(sys.stdout, 0)  # errors alone, which poll always reports
     if not output.poll(0):
         return False
     # What is left of the output must not fail once more at exit.
@@ -147,7 +147,7 @@ def _output_closed() -> bool:
 
 
 def _report_error(error: Exception, code: int) -> int:
-    """Write the error, of several processes with the same one once, and return `code`."""
+    """Write the error, once if several processes raise the same one, and return `code`."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from neural_similarity.lab.train.distributed import claim_message
 
@@ -159,7 +159,7 @@ def _report_error(error: Exception, code: int) -> int:
 
 
 def _warn_once() -> None:
-    """Of the processes of torchrun let the first alone warn: all have the same to say."""
+    """Let only the first process of torchrun warn: all would say the same."""
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Torch reads it when imported.
         logging.disable(logging.WARNING)

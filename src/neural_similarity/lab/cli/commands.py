@@ -16,7 +16,7 @@ Commands = Mapping[str, tuple[Command, str]]
 """By name, with a line of help."""
 WIDTH = 140
 NUMBER_COLUMNS = ("recipes", "steps", "classes", "parameters", "MACs")
-"""Columns that are aligned at the right."""
+"""Right-aligned columns."""
 
 
 def dispatch_command(

@@ -40,18 +40,24 @@ ScoringOptions = TypeVar("ScoringOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class PlaceOptions:
     """Options of every command on a run."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
-    checkpoint: Literal["last", "best"] = "last"
-    """The last checkpoint, or the best on held-out images."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
 
     def __post_init__(self) -> None:
         training.choose_runtime(self.device, "fp32")  # Raises here, where errors are of usage.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(PlaceOptions):
+    """Options of commands on a run's network."""
+
+    checkpoint: Literal["last", "best"] = "last"
+    """The last checkpoint, or the best on held-out images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,22 +69,15 @@ class DataOptions(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(Generic[ScoringOptions]):
+class EvaluateOptions(PlaceOptions, Generic[ScoringOptions]):
     """Options of `nsim evaluate`."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Folder of the run."""
     scoring: Annotated[ScoringOptions, tyro.conf.arg(name="")]
     """Options of such runs."""
     data: Path | None = None
     """Folder of the data sets; the default is the one that the run was trained from."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps or xpu."""
     json: bool = False
     """Print the result as JSON."""
-
-    def __post_init__(self) -> None:
-        training.choose_runtime(self.device, "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)

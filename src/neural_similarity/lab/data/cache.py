@@ -24,7 +24,7 @@ class PixelCache:
 
     Args:
         path: of the cache; its folder, which is the data set's, must be writable.
-        signature: tells the files that the cache is made of from others.
+        signature: identifies the files that the cache is made from.
         read_parts: decodes the images of the three parts.
         digest_parts: the SHA-256 of the parts. It is checked at every start, in about a second per
             GiB.
@@ -81,8 +81,8 @@ def load_class_images(
 ) -> ClassSplit:
     """The images of `files`, resized and cropped to `size` pixels, from a cache beside them.
 
-    The cache, `cache-<size>.pt`, tells files by their names, sizes and times of change. Mode None
-    is grey, "L", if all images are, else "RGB".
+    The cache, `cache-<size>.pt`, recognises files by their names, sizes and times of change. Mode
+    None is grey, "L", if all images are, else "RGB".
     """
 
     def read_parts() -> list[Images]:

@@ -42,7 +42,7 @@ class DeepImage(NamedTuple):
 
 
 def deep_grey(image: Image.Image) -> DeepImage:
-    """The image of Pillow's modes I;16."""
+    """A grey image of 16 bits, as Pillow opened it (modes I;16)."""
     paged = getattr(image, "is_animated", False)
     return DeepImage(Depth(1, 16), image.size, paged, lambda: np.asarray(image)[..., None])
 

@@ -177,7 +177,7 @@ def _plain_files(folder: Path) -> set[str]:
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths`, each once, and the images below the folders among them."""
+    """The files among `paths` and the images below its folders, each once."""
     listed = [
         [path / name for name in _list_folder(path, Counter())] if path.is_dir() else [path]
         for path in paths

@@ -38,8 +38,8 @@ def load_pickles(
 ) -> ClassSplit:
     """The images of three pickles, of which nothing but arrays and plain values is accepted.
 
-    They are read once, into a cache beside them, `cache-pickles.pt`, which tells them by names,
-    sizes and times of change.
+    They are read once, into a cache beside them, `cache-pickles.pt`, which recognises them by their
+    names, sizes and times of change.
 
     Raises:
         ValueError: a file is damaged, holds something else, or names anything to be run.
@@ -97,7 +97,7 @@ def _class_positions(content: dict[str, Any], count: int) -> dict[str, list[int]
 
 
 def _list_items(value: Any, kind: Any) -> list[Any]:
-    """Those of a list or an array; none where one is not of the kind."""
+    """The items of a list or an array; [] unless all are of the kind."""
     items = value.ravel().tolist() if isinstance(value, np.ndarray) else value
     known = isinstance(items, list) and all(isinstance(item, kind) for item in items)
     return items if known else []

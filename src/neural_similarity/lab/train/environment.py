@@ -70,7 +70,7 @@ def cpu_name() -> str:
 
 
 def checkout_commit() -> str | None:
-    """The commit of the checkout that this package runs from; "-dirty" where files differ."""
+    """The commit of the checkout that this package runs from, with "-dirty" if files differ."""
     root = Path(__file__).parents[4]
     if not (root / ".git").exists():
         return None

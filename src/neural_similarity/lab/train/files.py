@@ -53,7 +53,7 @@ def _layout_value(value: Any) -> str:
 
 
 def check_fields(content: Any, kinds: Mapping[str, Any]) -> None:
-    """Check fields of JSON: `kinds` has their types by dotted names, with None if one is optional.
+    """Check the types of fields of JSON, by their dotted names; optional ones may be None.
 
     Raises:
         TypeError: a field has another type, or a number that is not finite or has over 64 bits.

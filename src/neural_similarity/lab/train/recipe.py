@@ -1,57 +1,21 @@
 """The settings of a training run, as one frozen dataclass."""
 
 import dataclasses
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import nn
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import NAMES, Inputs
-from neural_similarity.lab.train.runtime import MOST_THREADS, PrecisionChoice
+from neural_similarity.lab.train.recipe_checks import POSITIVE, check_fields_of, require_field
+from neural_similarity.lab.train.runtime import PrecisionChoice
 from neural_similarity.lab.train.schedule import scaled_steps
-from neural_similarity.models import MODELS, MOST_WIDTH, SPHERENETS, WITHOUT_SIMILARITY, options
+from neural_similarity.models import MODELS, SPHERENETS
 from neural_similarity.nn import Similarity, Static, format_similarity, parse_similarity
 from neural_similarity.regularize import MEASURES
 
-POSITIVE = (
-    "width",
-    "steps",
-    "lr",
-    "drop_factor",
-    "batch_size",
-    "log_every",
-    "evaluate_every",
-    "norm_eps",
-)
-NOT_NEGATIVE = (
-    "momentum",
-    "weight_decay",
-    "similarity_decay",
-    "label_smoothing",
-    "crop",
-    "validation",
-    "threads",
-    "workers",
-    "seed",
-    "checkpoint_every",
-    "penalty",
-    "orthogonality",
-    "probability_floor",
-    "norm_momentum",
-)
-BELOW_1 = ("momentum", "label_smoothing")
-AT_MOST = {"drop_factor": 1, "norm_momentum": 1, "width": MOST_WIDTH, "threads": MOST_THREADS}
-FIELD_KINDS = {
-    int: (int, "be an integer"),
-    float: (int | float, "be a number"),
-    bool: (bool, "be True or False"),
-}
-LONGEST_GAP = 300.0
 MACHINE = (
     "precision",
     "channels_last",
@@ -193,16 +157,7 @@ class TrainingRecipe:
         self._require_field(kinds, "similarity", "be None, a text, an ns.Static or an ns.Dynamic")
         require_known("dataset", self.dataset, self.DATASETS)
         require_known("model", self.model, MODELS)
-        self._require_kinds()
-        self._require_numbers_in_range()
-        self._require_rising_drops()
-        self._require_what_fits_the_optimizer()
-        self._require_what_fits_the_model()
-        if self.dataset == "imagenet":
-            wanted = "be 0 for imagenet, whose windows are resized"
-            self._require_field(not self.crop, "crop", wanted)
-            wanted = "be random for imagenet, which is mirrored while it is decoded"
-            self._require_field(self.flips == "random", "flips", wanted)
+        check_fields_of(self)
 
     @property
     def shared_field(self) -> str:
@@ -240,65 +195,8 @@ class TrainingRecipe:
         """The recipe with validation data added, by the chosen step, see `Task.retrained`."""
         raise NotImplementedError
 
-    def _require_kinds(self) -> None:
-        for name, kind in _field_types(type(self)).items():
-            if get_origin(kind) is Literal:
-                require_known(name, getattr(self, name), get_args(kind))
-            elif kind in FIELD_KINDS:
-                types, wanted = FIELD_KINDS[kind]
-                self._require_field(isinstance(getattr(self, name), types), name, wanted)
-
-    def _require_numbers_in_range(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float):
-                self._require_field(math.isfinite(value), field.name, "be finite")
-            elif isinstance(value, int):
-                self._require_field(value < 2**63, field.name, "be below 2**63")
-        fields = vars(self)
-        for name in self.POSITIVE:
-            self._require_field(fields[name] > 0, name, "be above 0")
-        for name in (name for name in NOT_NEGATIVE if name in fields):
-            self._require_field(fields[name] >= 0, name, "not be negative")
-        for name in (name for name in BELOW_1 if name in fields):
-            self._require_field(fields[name] < 1, name, "be below 1")
-        for name, most in AT_MOST.items():
-            self._require_field(getattr(self, name) <= most, name, f"be at most {most}")
-        gap = self.checkpoint_seconds
-        wanted = f"be above 0 and at most {LONGEST_GAP:g}"
-        self._require_field(0 < gap <= LONGEST_GAP, "checkpoint_seconds", wanted)
-        size = self.image_size
-        known = size is None or (isinstance(size, int) and size >= 1)
-        self._require_field(known, "image_size", "be an integer of at least 1")
-
-    def _require_rising_drops(self) -> None:
-        steps = isinstance(self.drops, tuple) and all(isinstance(drop, int) for drop in self.drops)
-        self._require_field(steps, "drops", "be a tuple of integers")
-        bounds = (0, *self.drops, self.steps)
-        if not all(before < after for before, after in pairwise(bounds)):
-            raise ValueError(
-                f"`drops` must increase, from 1 on, and stay below `steps` = {self.steps}, got "
-                f"{self.drops}; a budget scales steps and drops together"
-            )
-
-    def _require_what_fits_the_optimizer(self) -> None:
-        cycle = self.schedule == "one-cycle"
-        self._require_field(not (cycle and self.drops), "drops", "be () for one-cycle")
-        if self.nesterov:
-            self._require_field(self.optimizer == "sgd", "optimizer", "be sgd for `nesterov`")
-            self._require_field(self.momentum > 0, "momentum", "be above 0 for `nesterov`")
-
-    def _require_what_fits_the_model(self) -> None:
-        model, similarity = self.model, self.similarity
-        if "variant" not in options(model):
-            self._require_field(self.variant == "paper", "variant", f'be "paper" for {model}')
-        if model in WITHOUT_SIMILARITY:
-            self._require_field(similarity is None, "similarity", f"be none for {model}")
-
     def _require_field(self, holds: bool, name: str, wanted: str) -> None:
-        """Raise a ValueError that the field `name` must be as `wanted`, unless that `holds`."""
-        if not holds:
-            raise ValueError(f"`{name}` must {wanted}, got {getattr(self, name)!r}")
+        require_field(self, holds, name, wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,12 +236,6 @@ class Recipe(LossTerms, TrainingRecipe):
     @property
     def sphere_decay(self) -> float | None:
         return 0.0 if self.orthogonality else None
-
-
-@cache
-def _field_types(recipe: type[TrainingRecipe]) -> dict[str, Any]:
-    """The types of a class's fields."""
-    return get_type_hints(recipe)
 
 
 def scale_recipe(recipe: AnyRecipe, budget: float) -> AnyRecipe:
