@@ -6,6 +6,8 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from neural_similarity.lab.train.statistics import Interval
 
 MINUS = "−"
+CLEAR = "\\*"
+"""Marks a difference that is clear of zero."""
 
 
 def markdown_rows(head: Sequence[str], *rows: Sequence[str]) -> str:

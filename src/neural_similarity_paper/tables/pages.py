@@ -7,6 +7,7 @@ from typing import Literal
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.progress import format_clock
 from neural_similarity_paper.tables.markdown import (
+    CLEAR,
     deviation_text,
     interval_text,
     markdown_rows,
@@ -25,9 +26,6 @@ from neural_similarity_paper.tables.verdicts import (
     Verdict,
     judge_comparisons,
 )
-
-CLEAR = "\\*"
-"""Marks a difference that is clear of zero."""
 
 
 def to_markdown(report: Report, picture: str | None = None) -> str:

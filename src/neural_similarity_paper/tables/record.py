@@ -56,7 +56,7 @@ class Record(Outcome):
     """If the run was retrained on validation classes too: the step that was chosen on them, and the
     ratio of the numbers of images; missing in older records."""
     learned: dict[str, Any] | None = None
-    """By layer, see `tasks.learned`; for recognition only, and missing in older records."""
+    """By layer, see `learned`; for recognition only, and missing in older records."""
     failed: bool = False
     """Whether the training failed, see `has_failed`."""
 
