@@ -1,8 +1,6 @@
-import gzip
 import hashlib
 import io
 import socket
-import struct
 import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,14 +11,6 @@ from neural_similarity.lab.data import download_dataset
 from neural_similarity.lab.data.download import REMOTES, Remote
 
 MEMBERS = {"data_batch_1.bin": b"first", "test_batch.bin": b"second"}
-
-
-def fashion_files():
-    for part, count in (("train", 60_000), ("t10k", 10_000)):
-        for stem, shape in (("images-idx3", (count, 28, 28)), ("labels-idx1", (count,))):
-            header = struct.pack(f">{1 + len(shape)}I", 2048 + len(shape), *shape)
-            size = count * (784 if len(shape) == 3 else 1)
-            yield f"{part}-{stem}-ubyte.gz", gzip.compress(header + bytes(size), compresslevel=1)
 
 
 def archive(members):
@@ -41,15 +31,12 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.pages, self.cut, self.requests, self.announces = {}, 0, [], True
 
-    def serve(self, name, files, monkeypatch, md5=None):
-        """Put files on the site and into the table."""
-        self.pages = {f"/{file}": content for file, content in files}
-        address = f"http://127.0.0.1:{self.server_port}"
-        remotes = tuple(
-            Remote(f"{address}{path}", md5 or hashlib.md5(content).hexdigest())
-            for path, content in self.pages.items()
-        )
-        monkeypatch.setitem(REMOTES, name, remotes)
+    def serve(self, name, file, content, monkeypatch, md5=None):
+        """Put a file on the site and into the table."""
+        self.pages = {f"/{file}": content}
+        address = f"http://127.0.0.1:{self.server_port}/{file}"
+        remote = Remote(address, md5 or hashlib.md5(content).hexdigest())
+        monkeypatch.setitem(REMOTES, name, remote)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -86,7 +73,7 @@ def everything_in(folder):
 
 def test_archives_are_unpacked_beside_what_is_there(tmp_path, site, monkeypatch):
     packed = archive({f"cifar-10-batches-bin/{name}": data for name, data in MEMBERS.items()})
-    site.serve("cifar10", [("cifar-10-binary.tar.gz", packed)], monkeypatch)
+    site.serve("cifar10", "cifar-10-binary.tar.gz", packed, monkeypatch)
     root = tmp_path / "new" / "data"
     folder = download_dataset("cifar10", root)
     assert folder == root / "cifar-10-batches-bin"
@@ -98,43 +85,41 @@ def test_archives_are_unpacked_beside_what_is_there(tmp_path, site, monkeypatch)
     assert {name: (folder / name).read_bytes() for name in MEMBERS} == MEMBERS
 
 
+def cifar_files():
+    """The binary layout of CIFAR-10, all images black and of class 0."""
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    return dict.fromkeys(names, bytes(10_000 * 3_073))
+
+
 def test_files_are_fetched_once_unless_damaged(tmp_path, site, monkeypatch):
-    files = dict(fashion_files())
-    site.serve("fashion-mnist", files.items(), monkeypatch)
+    files = cifar_files()
+    packed = archive({f"cifar-10-batches-bin/{name}": data for name, data in files.items()})
+    site.serve("cifar10", "a.tar.gz", packed, monkeypatch)
     told = []
-    folder = download_dataset("fashion-mnist", tmp_path, progress=lambda *state: told.append(state))
-    assert folder == tmp_path / "fashion-mnist"
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
-    assert [t for done, t in told if done == t] == [len(content) for content in files.values()]
-
-    assert download_dataset("fashion-mnist", tmp_path) == folder
-    assert len(site.requests) == 4
-
-    damaged = folder / "t10k-labels-idx1-ubyte.gz"
+    folder = download_dataset("cifar10", tmp_path, progress=lambda *state: told.append(state))
+    assert told[-1] == (len(packed), len(packed))
+    assert download_dataset("cifar10", tmp_path) == folder
+    assert len(site.requests) == 1
+    damaged = folder / "test_batch.bin"
     damaged.write_bytes(b"half")
-    assert download_dataset("fashion-mnist", tmp_path) == folder
+    assert download_dataset("cifar10", tmp_path) == folder
     assert damaged.read_bytes() == files[damaged.name]
 
 
-def test_a_set_that_is_elsewhere_below_root_is_found(tmp_path):
-    raw = tmp_path / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name, content in fashion_files():
-        (raw / name).write_bytes(content)
-    assert download_dataset("fashion-mnist", tmp_path) == raw
+def test_a_set_that_lies_in_the_root_itself_is_found(tmp_path):
+    for name, content in cifar_files().items():
+        (tmp_path / name).write_bytes(content)
+    assert download_dataset("cifar10", tmp_path) == tmp_path
 
 
 def test_length_may_be_unknown(tmp_path, site, monkeypatch):
     site.announces = False
-    unpacked = tmp_path / "fashion-mnist" / "a"
-    unpacked.parent.mkdir(exist_ok=True)
-    unpacked.write_bytes(b"damaged, and read first")
-    site.serve("fashion-mnist", [("a.gz", b"content")], monkeypatch)
+    packed = archive({"cifar-10-batches-bin/test_batch.bin": b"content"})
+    site.serve("cifar10", "a.tar.gz", packed, monkeypatch)
     told = []
-    download_dataset("fashion-mnist", tmp_path, progress=lambda *state: told.append(state))
-    assert told == [(7, None)]
-    assert (tmp_path / "fashion-mnist" / "a.gz").read_bytes() == b"content"
-    assert unpacked.read_bytes() == b"damaged, and read first"
+    download_dataset("cifar10", tmp_path, progress=lambda *state: told.append(state))
+    assert told == [(len(packed), None)]
+    assert (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").read_bytes() == b"content"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +138,7 @@ def test_length_may_be_unknown(tmp_path, site, monkeypatch):
     ids=["checksum", "not found", "truncated", "outside"],
 )
 def test_what_fails_leaves_nothing(tmp_path, site, monkeypatch, content, faults, error, message):
-    site.serve("cifar10", [("a.tar.gz", content)], monkeypatch, md5=faults.get("md5"))
+    site.serve("cifar10", "a.tar.gz", content, monkeypatch, md5=faults.get("md5"))
     site.cut = faults.get("cut", 0)
     if "gone" in faults:
         site.pages.clear()
@@ -166,7 +151,7 @@ def test_nobody_answers(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    monkeypatch.setitem(REMOTES, "cifar10", (Remote(f"http://127.0.0.1:{port}/a.tar.gz", ""),))
+    monkeypatch.setitem(REMOTES, "cifar10", Remote(f"http://127.0.0.1:{port}/a.tar.gz", ""))
     with pytest.raises(ConnectionError, match=r"/a\.tar\.gz cannot be downloaded: .*refused"):
         download_dataset("cifar10", tmp_path)
 
@@ -177,6 +162,6 @@ def test_embedded_is_already_there(tmp_path):
 
 @pytest.mark.parametrize("name", ["folder", "imagenet"])
 def test_unknown_name(tmp_path, name):
-    match = f"one of fashion-mnist, cifar10, cifar100, embedded, got '{name}'"
+    match = f"one of cifar10, cifar100, embedded, got '{name}'"
     with pytest.raises(ValueError, match=match):
         download_dataset(name, tmp_path)

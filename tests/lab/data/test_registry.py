@@ -168,7 +168,7 @@ def test_files_are_sorted_folder_by_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("cifar-10", "cifar10"), ("fashionmnist", "fashion-mnist"), ("x", "")]
+    ("name", "nearest"), [("cifar-10", "cifar10"), ("cifar1000", "cifar100"), ("x", "")]
 )
 def test_unknown_name(name, nearest):
     match = rf"`name` must be one of {', '.join(NAMES)}, got '{name}'; nearest: {nearest}"

@@ -20,27 +20,16 @@ TIMEOUT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Remote:
-    """A file on an official site, and the checksum that was published with it."""
+    """An archive on an official site, and the checksum that was published with it."""
 
     url: str
     md5: str
 
-    @property
-    def file_name(self) -> str:
-        return self.url.rsplit("/", 1)[-1]
 
-
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 REMOTES = {
-    "fashion-mnist": (
-        Remote(f"{_FASHION}/train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        Remote(f"{_FASHION}/train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-        Remote(f"{_FASHION}/t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-        Remote(f"{_FASHION}/t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
-    ),
-    "cifar10": (Remote(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
-    "cifar100": (Remote(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
+    "cifar10": Remote(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    "cifar100": Remote(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
 }
 
 
@@ -68,8 +57,7 @@ def download_dataset(
         raise ValueError(f"`name` must be a data set to download, one of {known}, got {name!r}")
     if not _is_whole(name, root):
         root.mkdir(parents=True, exist_ok=True)
-        for remote in REMOTES[name]:
-            _install_file(remote, root, name, progress)
+        _install_archive(REMOTES[name], root, progress)
     return find_folder(name, root)
 
 
@@ -81,15 +69,12 @@ def _is_whole(name: str, root: Path) -> bool:
     return True
 
 
-def _install_file(remote: Remote, root: Path, name: str, progress: ProgressCallback | None) -> None:
-    """Fetch one file, and write it, or the files of an archive, to where they are read."""
+def _install_archive(remote: Remote, root: Path, progress: ProgressCallback | None) -> None:
+    """Fetch an archive, and write its files to where they are read."""
     with tempfile.TemporaryFile(dir=root) as fetched:  # It has no name, so a kill leaves nothing.
         _fetch_file(remote, fetched, progress)
         fetched.seek(0)
-        if remote.file_name.endswith(".tar.gz"):
-            _unpack_archive(fetched, root)
-        else:
-            _copy_content(fetched, root / name / remote.file_name)
+        _unpack_archive(fetched, root)
 
 
 def _unpack_archive(archive: IO[bytes], root: Path) -> None:
@@ -97,12 +82,8 @@ def _unpack_archive(archive: IO[bytes], root: Path) -> None:
         for member in tar:
             content = tar.extractfile(tarfile.data_filter(member, str(root)))
             if content is not None:
-                _copy_content(content, root / member.name)
-
-
-def _copy_content(content: IO[bytes], path: Path) -> None:
-    with new_file(path) as file:
-        shutil.copyfileobj(content, file)
+                with new_file(root / member.name) as file:
+                    shutil.copyfileobj(content, file)
 
 
 def _fetch_file(remote: Remote, file: IO[bytes], progress: ProgressCallback | None) -> None:

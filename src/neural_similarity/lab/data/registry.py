@@ -31,7 +31,6 @@ def _load_corrupted_cifar10(change: str, root: Path) -> Dataset:
 
 _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
     "embedded": (lambda _: fashion_mnist.load_embedded(), lambda _: EMBEDDED_FOLDER),
-    "fashion-mnist": (fashion_mnist.load_fashion_mnist, fashion_mnist.find_fashion_mnist),
     **{
         one.name: (partial(cifar.load_cifar, one), partial(cifar.find_cifar, one))
         for one in (cifar.CIFAR10, cifar.CIFAR100)
@@ -65,8 +64,8 @@ def load_dataset(
     """Load a data set into memory as a whole; "imagenet" stays in its files.
 
     Args:
-        name: "embedded" (comes with the package), "fashion-mnist", "cifar10", "cifar100",
-            "cifar10-" and a name of `CORRUPTIONS`, "folder" (`root` itself, a folder of class
+        name: "embedded" (comes with the package), "cifar10", "cifar100", "cifar10-" and a name of
+            `CORRUPTIONS`, "folder" (`root` itself, a folder of class
             folders), or "imagenet" (`root` itself, a folder of train/CLASS and val/CLASS).
         root: folder of the data sets.
         image_size: height and width that the images of a folder are resized to.

@@ -67,7 +67,7 @@ class TrainingRecipe:
     """Whether training requires that field."""
 
     dataset: str = "cifar10"
-    """Data set: embedded, fashion-mnist, cifar10 (also changed, such as cifar10-noise-25 and
+    """Data set: embedded, cifar10 (also changed, such as cifar10-noise-25 and
     cifar10-rotation-30, see docs/how-to/adapters.md), cifar100, folder (one folder a class), or
     imagenet (train/CLASS and val/CLASS, decoded while training)."""
     image_size: int | None = None
