@@ -1,8 +1,9 @@
 """A table of the paper beside our runs, whose numbers all come from records."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -150,24 +151,71 @@ class Report:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the records of rows, each file once."""
+    """Reads the records of a table's rows, each file once, and compares them."""
 
+    table: Table
     results: Path
-    found: dict[tuple[str, float], list[Record]] = field(default_factory=dict)
+    asked: float | None
+    """The budget that was asked for."""
+    steps: Mapping[str, Interval]
+    """Times of updates by recipe, see `StepCosts.ratios`."""
+    read: dict[tuple[str, float], list[Record]] = field(default_factory=dict)
+
+    @cached_property
+    def budget(self) -> float:
+        """The budget asked for, or that at which most rows have records, the largest of several."""
+        if self.asked is not None:
+            return self.asked
+        rows = {(row.recipe, row.method, row.shots): row for row in self.table.all_rows}
+        counts = Counter(budget for row in rows.values() for budget in self.row_budgets(row))
+        return max(counts, key=lambda budget: (counts[budget], budget), default=1.0)
 
     def record_groups(self, row: Row, budget: float) -> Groups:
         """The records of a row at a budget, by all that they share but the seed."""
         if not row.has_recipe:
             return {}
         place = row.recipe, budget
-        if place not in self.found:
-            self.found[place] = read_records(self.results, *place)
-        return kind_of(RECIPES[row.recipe]).group_records(self.found[place], row.method, row.shots)
+        if place not in self.read:
+            self.read[place] = read_records(self.results, *place)
+        return kind_of(RECIPES[row.recipe]).group_records(self.read[place], row.method, row.shots)
 
     def row_budgets(self, row: Row) -> list[float]:
         """The budgets at which a row has records."""
         known = map(float, recorded_budgets(self.results, [row.recipe]))
         return [budget for budget in known if not row.method or self.record_groups(row, budget)]
+
+    def shown_budget(self, row: Row) -> float:
+        """The budget of the records that a row shows."""
+        budgets = self.row_budgets(row) if self.table.mixed and self.asked is None else []
+        return self.budget if self.budget in budgets else max(budgets, default=self.budget)
+
+    def panel_report(self, panel: Panel) -> PanelReport:
+        groups = {row: self.record_groups(row, self.shown_budget(row)) for row in panel.rows}
+        scatter = None
+        if not self.table.mixed:
+            _require_same_data(record for each in groups.values() for record in _in_groups(each))
+            scatter = _seed_scatter(panel, groups)
+        lines = (
+            self.row_report(panel, row, records, scatter)
+            for row, row_groups in groups.items()
+            for records in row_groups.values() or [[]]
+        )
+        return PanelReport(panel=panel, lines=tuple(lines))
+
+    def row_report(
+        self, panel: Panel, row: Row, records: list[Record], scatter: tuple[float, int] | None
+    ) -> RowReport:
+        differences = []
+        for other in self.table.compared_rows(panel, row):
+            theirs = {} if other == row else self.record_groups(other, self.shown_budget(row))
+            differences.append(_row_difference(row, records, theirs, panel.metric, scatter))
+        return RowReport(
+            row=row,
+            records=tuple(records),
+            metric=panel.metric,
+            differences=tuple(differences),
+            step=self.steps.get(row.recipe),
+        )
 
 
 def make_report(
@@ -180,63 +228,16 @@ def make_report(
     Raises:
         ValueError: a record cannot be used, or records of one panel are of different data.
     """
-    reader = _Reader(results)
-    usual = fullest_budget(table, reader) if budget is None else budget
-    known = {} if costs is None else costs.ratios
-
-    def row_budget(row: Row) -> float:
-        budgets = reader.row_budgets(row) if table.mixed and budget is None else []
-        return usual if usual in budgets else max(budgets, default=usual)
-
-    def panel_report(panel: Panel) -> PanelReport:
-        groups = {row: reader.record_groups(row, row_budget(row)) for row in panel.rows}
-        if not table.mixed:
-            _require_same_data(
-                record
-                for row_groups in groups.values()
-                for group in row_groups.values()
-                for record in group
-            )
-        scatter = None if table.mixed else _seed_scatter(panel, groups)
-        lines = []
-        for row, row_groups in groups.items():
-            others = [
-                (other == row, reader.record_groups(other, row_budget(row)))
-                for other in table.compared_rows(panel, row)
-            ]
-            for records in row_groups.values() or [[]]:
-                differences = (
-                    Difference()
-                    if same
-                    else _row_difference(row, records, theirs, panel.metric, scatter)
-                    for same, theirs in others
-                )
-                lines.append(
-                    RowReport(
-                        row=row,
-                        records=tuple(records),
-                        metric=panel.metric,
-                        differences=tuple(differences),
-                        step=known.get(row.recipe),
-                    )
-                )
-        return PanelReport(panel=panel, lines=tuple(lines))
-
+    steps = {} if costs is None else costs.ratios
+    reader = _Reader(table, results, budget, steps)
     others = recorded_budgets(results, (row.recipe for row in table.all_rows))
     return Report(
         table=table,
-        budget=usual,
-        panels=tuple(map(panel_report, table.panels)),
-        others=tuple(other for other in others if float(other) != usual),
-        costs=costs if any(row.recipe in known for row in table.all_rows) else None,
+        budget=reader.budget,
+        panels=tuple(map(reader.panel_report, table.panels)),
+        others=tuple(other for other in others if float(other) != reader.budget),
+        costs=costs if any(row.recipe in steps for row in table.all_rows) else None,
     )
-
-
-def fullest_budget(table: Table, reader: _Reader) -> float:
-    """The budget at which most of the rows have records, the largest of several; or 1."""
-    rows = {(row.recipe, row.method, row.shots): row for row in table.all_rows}
-    counts = Counter(budget for row in rows.values() for budget in reader.row_budgets(row))
-    return max(counts, key=lambda budget: (counts[budget], budget), default=1.0)
 
 
 def metric_value(record: Record, metric: MetricName) -> float:
@@ -316,13 +317,15 @@ def _row_difference(
     scatter: tuple[float, int] | None,
 ) -> Difference:
     """The difference of a row's records to those of another that are comparable."""
-    if not records:
+    if not records or not groups:
         return Difference()
     comparable = kind_of(RECIPES[row.recipe]).comparable
-    theirs = [
-        record for group in groups.values() for record in group if comparable(records[0], record)
-    ]
+    theirs = [record for record in _in_groups(groups) if comparable(records[0], record)]
     return pooled_difference(records, theirs, metric, scatter)
+
+
+def _in_groups(groups: Groups) -> Iterator[Record]:
+    return (record for group in groups.values() for record in group)
 
 
 def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> tuple[float, int] | None:

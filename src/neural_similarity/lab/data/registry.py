@@ -151,16 +151,14 @@ def load_folder(
         )
         image_size = otherwise
     size = (image_size, image_size) if image_size else _common_size(headers)
-    images = [
-        Images(
-            read_all_pixels(part.file_paths, mode, size, draft=draft),
-            class_labels(part.class_sizes),
-            part.class_names,
-        )
-        for part in parts
-    ]
+    images = [_read_part(part, mode, size, draft) for part in parts]
     halves = images if len(images) == 2 else _split_fifth(images[0])
     return Dataset(FOLDER, *halves, resized=resized)
+
+
+def _read_part(part: Listing, mode: str | Depth, size: tuple[int, int], draft: bool) -> Images:
+    pixels = read_all_pixels(part.file_paths, mode, size, draft=draft)
+    return Images(pixels, class_labels(part.class_sizes), part.class_names)
 
 
 def _list_parts(root: Path) -> list[Listing]:
