@@ -105,16 +105,22 @@ def test_run_folder_is_complete(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.parametrize("unit", ["images", "tasks"])
 @pytest.mark.parametrize("count", [0, 1, 8, 13])
-def test_packed_answers_survive_json(count):
-    correct = torch.rand(count) < 0.5
+def test_packed_answers_survive_json(count, unit):
+    """A bit an image, the first one highest; for tasks two bytes, the low one first."""
+    if unit == "images":
+        correct = torch.rand(count) < 0.5
+        bits = "".join("01"[bit] for bit in correct.tolist()).ljust(-(-count // 8) * 8, "0")
+        by_hand = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
+    else:
+        correct = torch.randint(0, 1 << 16, (count,))
+        by_hand = bytes(byte for value in correct.tolist() for byte in (value % 256, value // 256))
     record = json.loads(json.dumps(pack_correct(correct)))
-    bits = "".join("01"[bit] for bit in correct.tolist()).ljust(-(-count // 8) * 8, "0")
-    by_hand = bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8))
     assert base64.b64decode(record["packed"]) == by_hand
     assert torch.equal(unpack_correct(record), correct)
-    with pytest.raises(ValueError, match=rf"`packed` must hold \d+ bytes for {count + 9} images"):
-        unpack_correct(record | {"images": count + 9})
+    with pytest.raises(ValueError, match=rf"`packed` must hold \d+ bytes for {count + 9} {unit}"):
+        unpack_correct(record | {unit: count + 9})
 
 
 def test_run_is_never_overwritten(tmp_path):
