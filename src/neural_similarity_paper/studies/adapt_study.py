@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from neural_similarity.lab.errors import content_errors
-from neural_similarity.lab.train.scoring import unpack_correct
+from neural_similarity.lab.train import unpack_correct
 from neural_similarity.lab.train.statistics import (
     LEAST_SEEDS,
     Interval,

@@ -13,7 +13,6 @@ from neural_similarity.conversion import fold, freeze_backbone, similarities_of
 from neural_similarity.files import open_file
 from neural_similarity.lab.data import Dataset, ImageSet, load_dataset
 from neural_similarity.lab.data.images import digest_of, split_off
-from neural_similarity.lab.session import make_optimizer
 from neural_similarity.lab.tasks.adaptation import (
     AdaptationRecipe,
     AdaptationTask,

@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.files import read_json, write_text
-from neural_similarity.lab.errors import CONTENT_ERRORS, reason_of
 from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.lab.train.environment import describe_environment
-from neural_similarity.lab.train.files import check_fields, hold_lock, record_layout
+from neural_similarity.lab.train.files import check_fields, hold_lock, read_result, write_result
 from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity_paper.tables.recording import code_of, machine_of
 
@@ -42,7 +40,7 @@ class Sheet:
 
     def write(self) -> None:
         """Write the file."""
-        write_text(self.path, record_layout(self.facts | {"runs": self.runs}))
+        write_result(self.path, self.facts | {"runs": self.runs})
 
     def fill(
         self, trials: Iterable[object], run_trial: Callable[[Any], Any], report: ReportLine
@@ -63,16 +61,16 @@ def read_sheet(path: Path, fields: Mapping[str, Any] = TRAINED) -> Sheet:
     """
     if not path.exists():
         return Sheet(path, {})
-    try:
-        content = read_json(path)
+
+    def parse(content: dict[str, Any]) -> Sheet:
         sheet = Sheet(path, content, content.pop("runs"))
         if sheet.facts.get("statistics", "new") not in STATISTICS:
             raise ValueError(f"`statistics` is {sheet.facts['statistics']!r:.80}")
         for run in sheet.runs.values():
             check_fields(run, fields)
         return sheet
-    except CONTENT_ERRORS as error:
-        raise ValueError(f"{path} cannot be read as a sheet of runs: {reason_of(error)}") from error
+
+    return read_result(path, "a sheet of runs", parse)
 
 
 def open_sheet(path: Path, fields: Mapping[str, Any] = TRAINED, **facts: Any) -> Sheet:
