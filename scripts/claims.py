@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from neural_similarity.lab.train.statistics import by_image
+from neural_similarity_paper.statistics import by_image
 from neural_similarity_paper.tables import TABLES, make_report, read_records
 from neural_similarity_paper.tables.markdown import interval_text, markdown_rows
 from neural_similarity_paper.tables.records import Record

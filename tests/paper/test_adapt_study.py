@@ -8,9 +8,9 @@ import torch
 
 from neural_similarity.lab import cli
 from neural_similarity.lab.train import pack_correct
-from neural_similarity.lab.train.statistics import by_image, by_seed_and_image, holm
 from neural_similarity_paper.cli.studies import STUDIES
 from neural_similarity_paper.recipes.adaptation import WAYS
+from neural_similarity_paper.statistics import by_image, by_seed_and_image, holm
 from neural_similarity_paper.studies.adapt_map import (
     CHANGES,
     FIRST_RATES,

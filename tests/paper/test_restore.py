@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab import cli
 from neural_similarity.lab.data.images import seeded_generator
-from neural_similarity.lab.train.statistics import by_seed_and_image
+from neural_similarity_paper.statistics import by_seed_and_image
 from neural_similarity_paper.studies import restore, restore_task
 from neural_similarity_paper.studies.restore import DRAWS, FIELDS, TRAINED, Cell, read_cells
 from neural_similarity_paper.studies.restore_task import (

@@ -10,7 +10,7 @@ import tyro
 from neural_similarity.lab.cli.commands import print_line, require_known_name
 from neural_similarity.lab.cli.parsing import check_folders, parse_options
 from neural_similarity.lab.errors import UsageError
-from neural_similarity.lab.train.statistics import LEAST_SEEDS
+from neural_similarity_paper.statistics import LEAST_SEEDS
 from neural_similarity_paper.theory import EXPERIMENTS, run_experiment
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from neural_similarity.files import new_file
-from neural_similarity.lab.train.statistics import mean_and_deviation
+from neural_similarity_paper.statistics import mean_and_deviation
 from neural_similarity_paper.studies.adapt_study import CellReport, Lead, Study
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.verdicts import LEVEL

@@ -13,13 +13,8 @@ from torch import Tensor
 
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import unpack_correct
-from neural_similarity.lab.train.statistics import (
-    LEAST_SEEDS,
-    Interval,
-    by_image,
-    by_seed_and_image,
-    holm,
-)
+from neural_similarity.lab.train.statistics import Interval
+from neural_similarity_paper.statistics import LEAST_SEEDS, by_image, by_seed_and_image, holm
 from neural_similarity_paper.studies.rates import RateSearch, SearchPlace, Trial
 from neural_similarity_paper.studies.sheets import (
     ReportLine,

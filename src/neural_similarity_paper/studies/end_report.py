@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from neural_similarity.lab.train.statistics import (
-    Interval,
+from neural_similarity.lab.train.statistics import Interval
+from neural_similarity_paper.recipes.end import ARMS, EPOCHS
+from neural_similarity_paper.statistics import (
     by_arm_and_image,
     equivalence_p,
     holm,
     mean_and_deviation,
 )
-from neural_similarity_paper.recipes.end import ARMS, EPOCHS
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.records import read_records
 from neural_similarity_paper.tables.report import records_by_seed

@@ -16,12 +16,8 @@ import torch
 from torch import Tensor
 
 from neural_similarity.lab.data.images import seeded_generator
-from neural_similarity.lab.train.statistics import (
-    Interval,
-    by_seed_and_image,
-    holm,
-    mean_and_deviation,
-)
+from neural_similarity.lab.train.statistics import Interval
+from neural_similarity_paper.statistics import by_seed_and_image, holm, mean_and_deviation
 from neural_similarity_paper.studies.rates import RateSearch, SearchPlace, Trial
 from neural_similarity_paper.studies.restore_task import (
     BATCH,

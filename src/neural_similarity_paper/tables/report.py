@@ -11,9 +11,9 @@ import torch
 
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import scale_recipe
-from neural_similarity.lab.train.statistics import (
+from neural_similarity.lab.train.statistics import Interval
+from neural_similarity_paper.statistics import (
     LEAST_SEEDS,
-    Interval,
     by_pooled_seeds,
     by_seed,
     by_seed_and_image,

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from neural_similarity.lab.train.statistics import benjamini_hochberg, holm
+from neural_similarity_paper.statistics import benjamini_hochberg, holm
 from neural_similarity_paper.tables.report import Difference
 
 LEAST_BUDGET = 1 / 8

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from neural_similarity.lab.train.statistics import by_seed
+from neural_similarity_paper.statistics import by_seed
 
 
 def nuclear_norm(matrix: Tensor) -> Tensor:

@@ -8,15 +8,14 @@ from refusals import refusals
 from scipy import stats
 
 from neural_similarity.lab.train.schedule import learning_rate, one_cycle, scaled_steps
-from neural_similarity.lab.train.statistics import (
-    Interval,
+from neural_similarity.lab.train.statistics import Interval, by_task
+from neural_similarity_paper.statistics import (
     benjamini_hochberg,
     by_arm_and_image,
     by_image,
     by_pooled_seeds,
     by_seed,
     by_seed_and_image,
-    by_task,
     equivalence_p,
     holm,
     mean_and_deviation,

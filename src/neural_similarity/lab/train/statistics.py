@@ -1,18 +1,9 @@
-"""Differences between networks, with confidence intervals.
+"""Intervals of means over tasks or images."""
 
-Differences are paired by seed, test image or task, because both networks see the same ones: what
-makes both worse cancels.
-"""
-
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import erfc, sqrt
-from statistics import NormalDist, fmean, stdev, variance
 
 from torch import Tensor
-
-LEAST_SEEDS = 3
-"""Fewer differences give no interval: with two, it would be 12.7 standard errors to either side."""
 
 NORMAL_OF_TASKS = 1.96
 """97.5 % quantile of the normal distribution, rounded as in the few-shot literature."""
@@ -42,63 +33,6 @@ class Interval:
         return (self.high - self.low) / 2
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (over n - 1), None for a single value."""
-    return fmean(values), stdev(values) if len(values) > 1 else None
-
-
-def pooled_deviation(groups: Iterable[Sequence[float]]) -> tuple[float, int] | None:
-    r"""Pooled standard deviation within groups of seeds, $\sqrt{\sum_g (n_g - 1) s_g^2 / \nu}$.
-
-    Returns:
-        Deviation and degrees of freedom $\nu = \sum_g (n_g - 1)$; None if no group has two values.
-    """
-    several = [group for group in groups if len(group) > 1]
-    freedom = sum(len(group) - 1 for group in several)
-    if not freedom:
-        return None
-    squares = sum((len(group) - 1) * variance(group) for group in several)
-    return sqrt(squares / freedom), freedom
-
-
-def by_pooled_seeds(difference: float, deviation: float, freedom: int, *seeds: int) -> Interval:
-    r"""Student's interval $d \pm t_\nu\, s \sqrt{1/n_1 + 1/n_2}$ of a difference of two means.
-
-    Args:
-        difference: d.
-        deviation: s, see `pooled_deviation`.
-        freedom: its degrees of freedom.
-        seeds: number of seeds of each mean.
-    """
-    return _student_interval(
-        difference, deviation * sqrt(sum(1 / count for count in seeds)), freedom
-    )
-
-
-def by_seed(differences: Sequence[float]) -> Interval:
-    r"""Student's interval $\bar d \pm t_{n-1}\, s / \sqrt n$ of n differences, one per seed.
-
-    It covers the variation between seeds.
-    """
-    if len(differences) < LEAST_SEEDS:
-        raise ValueError(
-            f"`differences` must hold at least {LEAST_SEEDS} seeds, got {len(differences)}"
-        )
-    count = len(differences)
-    return _student_interval(fmean(differences), stdev(differences) / sqrt(count), count - 1)
-
-
-def by_image(differences: Sequence[float]) -> Interval:
-    r"""Normal interval $\bar d \pm 1.96\, s / \sqrt n$ of n differences, one per test image.
-
-    It covers the choice of test images for these trained networks, not the variation between seeds.
-    """
-    if len(differences) < 2:
-        raise ValueError(f"`differences` must hold at least 2 test images, got {len(differences)}")
-    error = stdev(differences) / sqrt(len(differences))
-    return _normal_interval(fmean(differences), error, NormalDist().inv_cdf(0.975))
-
-
 def by_task(values: Tensor) -> Interval:
     r"""Normal interval $\bar v \pm 1.96\, s / \sqrt n$ of n values, one per task.
 
@@ -108,119 +42,10 @@ def by_task(values: Tensor) -> Interval:
         raise ValueError(f"`values` must hold at least 2 tasks, got {len(values)}")
     values = values.double()
     error = values.std().item() / sqrt(len(values))
-    return _normal_interval(values.mean().item(), error, NORMAL_OF_TASKS)
+    return normal_interval(values.mean().item(), error, NORMAL_OF_TASKS)
 
 
-def by_seed_and_image(differences: Tensor) -> Interval:
-    r"""Interval of a mean over seeds and images, or tasks, that are both drawn at random.
-
-    A mixed model of crossed effects without replication, as restricted maximum likelihood fits it:
-    with the mean squares of seeds, images and the rest, the variance of the mean of n seeds and m
-    images is $(s + i - r) / nm$, where an effect below the rest is none. Student's quantile has
-    Satterthwaite's degrees of freedom.
-
-    Args:
-        differences: (seeds, images).
-
-    Raises:
-        ValueError: there are fewer than three seeds or two images.
-    """
-    seeds, images = differences.shape
-    if seeds < LEAST_SEEDS or images < 2:
-        raise ValueError(
-            f"`differences` must be of at least {LEAST_SEEDS} seeds and 2 images, got {seeds} and "
-            f"{images}"
-        )
-    values = differences.double()
-    mean, of_seeds, of_images = values.mean(), values.mean(1), values.mean(0)
-    rest = (values - of_seeds[:, None] - of_images + mean).square().sum()
-    freedoms = seeds - 1, images - 1, (seeds - 1) * (images - 1)
-    by_seeds, by_images, unshared = (
-        of_seeds.var().item() / seeds,
-        of_images.var().item() / images,
-        rest.item() / freedoms[2] / (seeds * images),
-    )
-    return _crossed_interval(mean.item(), (by_seeds, by_images, unshared), freedoms)
-
-
-def by_arm_and_image(ours: Tensor, theirs: Tensor) -> Interval:
-    r"""Interval of the difference of the means of two arms, whose seeds are drawn independently.
-
-    Images are drawn at random and shared. With the variance between seeds, $s^2 (1/n_1 + 1/n_2)$,
-    pooled over both arms, that of the m images' differences, $i/m$, and the rest, the variance is
-    their sum less the rest, as in `by_seed_and_image`.
-
-    Args:
-        ours: (seeds, images).
-        theirs: (seeds, images), the same images.
-
-    Raises:
-        ValueError: an arm has fewer than two seeds, or there are fewer than two images.
-    """
-    arms, images = [ours.double(), theirs.double()], ours.shape[1]
-    if min(map(len, arms)) < 2 or images < 2:
-        raise ValueError(
-            f"`ours` and `theirs` must be of at least 2 seeds and 2 images, got "
-            f"{tuple(ours.shape)} and {tuple(theirs.shape)}"
-        )
-    scale, freedom = sum(1 / len(arm) for arm in arms), sum(len(arm) - 1 for arm in arms)
-    between = sum((arm.mean(1) - arm.mean()).square().sum().item() for arm in arms) / freedom
-    residuals = (arm - arm.mean(1, keepdim=True) - arm.mean(0) + arm.mean() for arm in arms)
-    rest = sum(part.square().sum().item() for part in residuals) / freedom / (images - 1)
-    difference = arms[0].mean(0) - arms[1].mean(0)
-    parts = between * scale, difference.var().item() / images, rest * scale / images
-    freedoms = freedom, images - 1, freedom * (images - 1)
-    return _crossed_interval(difference.mean().item(), parts, freedoms)
-
-
-def equivalence_p(interval: Interval, margin: float) -> float:
-    """The p-value of two one-sided tests that the true mean lies within ± `margin`."""
-    from scipy.stats import t
-
-    if not interval.error:
-        return float(abs(interval.mean) >= margin)
-    return float(t.sf((margin - abs(interval.mean)) / interval.error, interval.freedom))
-
-
-def _crossed_interval(
-    mean: float, parts: tuple[float, float, float], freedoms: tuple[int, int, int]
-) -> Interval:
-    """Student's interval from the variances of seeds, of images and of the rest."""
-    by_seeds, by_images, unshared = parts
-    if by_images <= unshared:
-        return _student_interval(mean, sqrt(by_seeds), freedoms[0])
-    if by_seeds <= unshared:
-        return _student_interval(mean, sqrt(by_images), freedoms[1])
-    total = by_seeds + by_images - unshared
-    freedom = total**2 / sum(part**2 / count for part, count in zip(parts, freedoms, strict=True))
-    return _student_interval(mean, sqrt(total), freedom)
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """P-values adjusted by Holm: any true zero is below a level with that chance at most."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    adjusted, least = [0.0] * len(values), 0.0
-    for rank, at in enumerate(order):
-        least = max(least, min(1.0, (len(values) - rank) * values[at]))
-        adjusted[at] = least
-    return adjusted
-
-
-def benjamini_hochberg(values: Sequence[float]) -> list[float]:
-    """P-values adjusted so that true zeros are at most a level's share of those below it."""
-    from scipy.stats import false_discovery_control
-
-    return false_discovery_control(values).tolist() if values else []
-
-
-def _normal_interval(mean: float, error: float, quantile: float) -> Interval:
+def normal_interval(mean: float, error: float, quantile: float) -> Interval:
+    """The interval of a mean by its standard error and a quantile of the normal distribution."""
     p = erfc(abs(mean) / error / sqrt(2)) if error else float(mean == 0)
     return Interval(mean, mean - quantile * error, mean + quantile * error, p)
-
-
-def _student_interval(mean: float, error: float, freedom: float) -> Interval:
-    from scipy.stats import t  # Takes half a second, which tables with fewer seeds are spared.
-
-    reach = float(t.ppf(0.975, freedom)) * error
-    p = 2 * float(t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
-    return Interval(mean, mean - reach, mean + reach, p, error, freedom)
