@@ -1,10 +1,8 @@
-import json
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_folders import WANTED, check, picture, write_csv, write_folders
+from tiny_folders import check, picture, write_csv, write_folders
 
 from neural_similarity.lab.data import ClassSplit, Images, load_split
 from neural_similarity.lab.data.cifar import CIFAR100
@@ -48,22 +46,6 @@ def test_mini_imagenet_is_never_split_at_random(tmp_path):
 def write_classes(folder, names):
     for name in names:
         picture(folder / name / "0.png", 1)
-
-
-def test_a_split_file_shares_out_class_folders(tmp_path):
-    write_classes(tmp_path, ["ant", "bee", "cat", "dog", "elk"])
-    (tmp_path / "split.json").write_text(json.dumps(WANTED))
-    check(load_split("classes", tmp_path, image_size=6), each=1)
-    no_list = r"split.json must hold a list of class names for ea"
-    for wrong, words in (
-        (WANTED | {"test": ["dog", "yak"]}, r"json names the class 'yak' in test, which has no"),
-        (WANTED | {"test": ["dog", "bee"]}, r"no class in common, got 'bee' in train and test"),
-        (WANTED | {"train": ["ant", "bee", "ant"]}, r"must name every class of train once, got"),
-        *(([], no_list), (WANTED | {"val": "cat"}, no_list), ({"train": ["ant"]}, no_list)),
-    ):
-        (tmp_path / "split.json").write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match=words):
-            load_split("classes", tmp_path, image_size=6)
 
 
 def test_a_class_may_be_called_train(tmp_path):

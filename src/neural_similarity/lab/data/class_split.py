@@ -10,24 +10,20 @@ from pathlib import Path
 import torch
 
 from neural_similarity.choices import require_known
-from neural_similarity.files import read_json
 from neural_similarity.lab.data.images import Dataset, Images, seeded_generator
 from neural_similarity.lab.data.listing import (
     displayed,
     list_images,
-    lookalike_text,
     part_folders,
     read_image_list,
     warn_of_others,
 )
-from neural_similarity.lab.errors import reason_of
 
 CLASS_PARTS = ("train", "val", "test")
 SHARES = (64, 16, 20)
 """Classes of the three parts per hundred, as in Mini-ImageNet."""
 Files = dict[str, tuple[Path, ...]]
 """Image files by the name of their class."""
-SPLIT = "split.json"
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 
 
@@ -146,8 +142,8 @@ def find_class_files(folder: Path) -> ClassFiles:
     """The files of `folder` in the layout that it has.
 
     Three csv files (columns filename and label) beside images/, as Mini-ImageNet comes; folders
-    train, val and test of class folders; or class folders, shared out by a file split.json
-    (a list of class names for each part) or, without one, at random, always the same way.
+    train, val and test of class folders; or class folders, shared out at random, always the same
+    way.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -198,38 +194,9 @@ def _class_folders(folder: Path, *, part: bool = True) -> Files:
 
 
 def _share_out_classes(folder: Path, files: Files) -> ClassFiles:
-    path = folder / SPLIT
-    split = _read_split(path) if path.is_file() else random_split(list(files))
-    for part in CLASS_PARTS:
-        for name in split[part]:
-            if name not in files:
-                raise ValueError(
-                    f"{path} names the class {name!r} in {part}, which has no folder"
-                    f"{lookalike_text(name, files)}"
-                )
-    return ClassFiles(
-        folder, {part: {name: files[name] for name in split[part]} for part in CLASS_PARTS}
-    )
-
-
-def _read_split(path: Path) -> dict[str, tuple[str, ...]]:
-    try:
-        split = read_json(path)
-        classes = {part: _names_of_part(split[part]) for part in CLASS_PARTS}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} must hold a list of class names for each of {', '.join(CLASS_PARTS)}: "
-            f"{reason_of(error)}"
-        ) from error
-    for part, names in classes.items():
-        _check_unique(names, f"{path} must name every class of {part} once")
-    return classes
-
-
-def _names_of_part(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"got {value!r}")
-    return tuple(map(str, value))
+    split = random_split(list(files))
+    parts = {part: {name: files[name] for name in split[part]} for part in CLASS_PARTS}
+    return ClassFiles(folder, parts)
 
 
 def _check_unique(names: Sequence[object], text: str) -> None:
