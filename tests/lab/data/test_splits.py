@@ -70,19 +70,6 @@ def test_classes_are_shared_out_at_random_always_alike(tmp_path):
         random_split(names[:2])
 
 
-def test_omniglot(tmp_path):
-    folder = tmp_path / "omniglot"
-    for alphabet in "abcde":
-        for character in ("character01", "character02"):
-            picture(folder / "images_background" / alphabet / character / "x_01.png", 1)
-    picture(folder / "images_evaluation" / "f" / "character01" / "x_01.png", 1)
-    (folder / "images_background" / ".ipynb_checkpoints").mkdir()
-    split = load_split("omniglot", tmp_path)
-    assert split.train.pixels.shape == (8, 1, 28, 28)
-    assert split.val.classes == ("e/character01", "e/character02")
-    assert split.test.classes == ("f/character01",)
-
-
 @pytest.mark.parametrize(("name", "counts"), [("cifar-fs", (64, 16, 20)), ("fc100", (60, 20, 20))])
 def test_cifar_splits(tmp_path, name, counts):
     names = [line for part in SPLITS["cifar-fs"].values() for line in part]
@@ -129,7 +116,7 @@ def test_embedded():
     split = load_split("embedded")
     assert [len(split.images_of_part(part)) for part in CLASS_PARTS] == [5000, 2000, 3000]
     assert split.test.classes == ("Dress", "Shirt", "Ankle boot")
-    with pytest.raises(ValueError, match="`image_size` is for mini-imagenet, omniglot, folder"):
+    with pytest.raises(ValueError, match="`image_size` is for mini-imagenet, folder"):
         load_split("embedded", image_size=84)
 
 
@@ -138,8 +125,6 @@ def test_bad_names_and_folders(tmp_path):
         load_split("mini-imagnet", tmp_path)
     with pytest.raises(FileNotFoundError, match="is not a folder of images"):
         load_split("classes", tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="images_background is missing"):
-        load_split("omniglot", tmp_path)
     with pytest.raises(ValueError, match="`image_size` must be at least 1, got 0"):
         load_split("classes", tmp_path, image_size=0)
     write_folders(tmp_path, {"train": ["ant"]})

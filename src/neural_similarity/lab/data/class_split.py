@@ -24,7 +24,6 @@ SHARES = (64, 16, 20)
 """Classes of the three parts per hundred, as in Mini-ImageNet."""
 Files = dict[str, tuple[Path, ...]]
 """Image files by the name of their class."""
-BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,18 +165,6 @@ def find_parts(folder: Path) -> ClassFiles | None:
     return None
 
 
-def find_omniglot(folder: Path) -> ClassFiles:
-    """Omniglot's own layout: alphabets of characters, each character a class of 20 drawings.
-
-    Tests are on images_evaluation; of the alphabets of images_background, the last fifth by name
-    validates.
-    """
-    background, evaluation = (_list_alphabets(folder / name) for name in (BACKGROUND, EVALUATION))
-    count = len(background) - max(1, len(background) // 5)
-    chosen = {"train": background[:count], "val": background[count:], "test": evaluation}
-    return ClassFiles(folder, {part: _list_characters(paths) for part, paths in chosen.items()})
-
-
 def _read_csv(folder: Path, part: str) -> Files:
     path = folder / f"{part}.csv"
     if not path.is_file():
@@ -204,18 +191,3 @@ def _check_unique(names: Sequence[object], text: str) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"{text}, got {str(name)!r} {count} times")
-
-
-def _list_alphabets(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is missing: Omniglot has it beside its other half")
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-
-
-def _list_characters(alphabets: list[Path]) -> Files:
-    folders = ((path.name, _class_folders(path)) for path in alphabets)
-    return {
-        f"{name}/{character}": paths
-        for name, files in folders
-        for character, paths in files.items()
-    }

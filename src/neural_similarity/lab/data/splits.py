@@ -16,7 +16,6 @@ from neural_similarity.lab.data.class_split import (
     ClassSplit,
     all_images,
     find_class_files,
-    find_omniglot,
     find_parts,
     select_classes,
 )
@@ -25,7 +24,7 @@ from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import digest_of
 from neural_similarity.lab.data.pickles import find_pickles, load_pickles
 
-MINI, OMNIGLOT, FOLDER, EMBEDDED = "mini-imagenet", "omniglot", "folder", "embedded"
+MINI, FOLDER, EMBEDDED = "mini-imagenet", "folder", "embedded"
 OLDER = {"classes": FOLDER}
 """Former names of data sets."""
 CIFAR_FS = {
@@ -67,13 +66,13 @@ def _find_mini_imagenet(folder: Path) -> ClassFiles:
     return files
 
 
-FILES: dict[str, tuple[Callable[[Path], ClassFiles], int, str | None]] = {
-    MINI: (_find_mini_imagenet, 84, "RGB"),
-    OMNIGLOT: (find_omniglot, 28, "L"),
-    FOLDER: (find_class_files, 84, None),
+FILES: dict[str, tuple[Callable[[Path], ClassFiles], str | None]] = {
+    MINI: (_find_mini_imagenet, "RGB"),
+    FOLDER: (find_class_files, None),
 }
-"""Sets of image files: how to list them, their usual size, and their mode."""
-SPLIT_NAMES = (EMBEDDED, MINI, *SPLITS, OMNIGLOT, FOLDER)
+"""Sets of image files: how to list them, and their mode."""
+USUAL_SIZE = 84
+SPLIT_NAMES = (EMBEDDED, MINI, *SPLITS, FOLDER)
 EMBEDDED_PARTS = (
     ("T-shirt/top", "Trouser", "Pullover", "Sneaker", "Bag"),
     ("Coat", "Sandal"),
@@ -92,10 +91,10 @@ def load_split(
 
     Args:
         name: "embedded" (5, 2 and 3 classes of Fashion-MNIST, comes with the package),
-            "mini-imagenet", "cifar-fs" and "fc100" (from CIFAR-100), "omniglot", or "folder":
+            "mini-imagenet", "cifar-fs" and "fc100" (from CIFAR-100), or "folder":
             `root` itself, any folder of class folders, see `find_class_files`.
         root: folder of the data sets.
-        image_size: height and width of images that are files; None is 84, Omniglot's is 28.
+        image_size: height and width of images that are files; None is 84.
         progress: gets how many images are read, where that has to be done.
 
     Raises:
@@ -116,8 +115,8 @@ def load_split(
 def _load_files(
     name: str, root: Path, image_size: int | None, progress: ProgressCallback | None
 ) -> ClassSplit:
-    find, usual, mode = FILES[name]
-    size = usual if image_size is None else image_size
+    find, mode = FILES[name]
+    size = USUAL_SIZE if image_size is None else image_size
     require_least("image_size", size)
     folder = root / name if (root / name).is_dir() and name != FOLDER else root
     if name == MINI and (pickles := find_pickles(folder)):

@@ -35,7 +35,7 @@ class FewShotRecipe(TrainingRecipe):
     START: ClassVar[str] = "start"
 
     dataset: str = "mini-imagenet"
-    """Data set: embedded, mini-imagenet, cifar-fs, fc100, omniglot, or folder (one a class)."""
+    """Data set: embedded, mini-imagenet, cifar-fs, fc100, or folder (one a class)."""
     train_on: Classes = "train"
     """Base classes: the training classes, or the validation classes as well, as in the paper."""
     method: str = "fine-tuning"
