@@ -17,8 +17,8 @@ from neural_similarity.lab.train.files import check_fields
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.run import SUMMARY, checkpoint_facts, load_network, read_facts
 from neural_similarity.lab.train.statistics import Interval
+from neural_similarity_paper.learned import learned
 from neural_similarity_paper.statistics import by_image
-from neural_similarity_paper.tables.learned import learned
 from neural_similarity_paper.tables.record import Outcome, Record
 
 SEED_NAME = re.compile(r"-?[0-9]+")

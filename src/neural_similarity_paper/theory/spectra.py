@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import neural_similarity as ns
 from neural_similarity.lab.train.plots import Curve, draw_curves
-from neural_similarity.lab.train.weights import folded_kernels
 from neural_similarity.nn import SimilarityLayer, StaticSimilarity
+from neural_similarity_paper.learned import folded_kernels
 from neural_similarity_paper.statistics import mean_and_deviation
 from neural_similarity_paper.theory.measures import effective_rank, nuclear_norm
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
-from neural_similarity_paper.tables.learned import learned
+from neural_similarity_paper.learned import learned
 from neural_similarity_paper.theory import bias, euler, factors, flow, order, spectra
 from neural_similarity_paper.theory.measures import effective_rank, nuclear_norm, seed_generators
 

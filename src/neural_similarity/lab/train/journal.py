@@ -100,7 +100,7 @@ def make_tracker(run: Run) -> Callable[[dict[str, Any]], None]:
     """The function that gives the numbers of a line of metrics to a tracker, or does nothing."""
     if run.recipe.track == "none" or not distributed.is_first():
         return lambda _: None
-    log = _TRACKERS[run.recipe.track](run)
+    log = _TRACKERS[run.recipe.track][-1](run)
 
     def track(record: dict[str, Any]) -> None:
         numbers = {name: n for name, n in record.items() if isinstance(n, int | float)}
@@ -111,16 +111,10 @@ def make_tracker(run: Run) -> Callable[[dict[str, Any]], None]:
 
 def import_tracker(track: str) -> Any:
     """The module of a tracker, None for none; the error says what to install."""
-    if track != "none" and distributed.is_first():
-        return import_optional(*_TRACKER_MODULES[track])
-    return None
-
-
-_TRACKER_MODULES = {
-    "tensorboard": ("torch.utils.tensorboard", "--track tensorboard", "track"),
-    "wandb": ("wandb", "--track wandb", "wandb"),
-    "mlflow": ("mlflow", "--track mlflow", "mlflow"),
-}
+    if track == "none" or not distributed.is_first():
+        return None
+    module, extra, _ = _TRACKERS[track]
+    return import_optional(module, f"--track {track}", extra)
 
 
 def _log_to_tensorboard(run: Run) -> Callable[[dict[str, Any], Any], Any]:
@@ -148,10 +142,11 @@ def _log_to_mlflow(run: Run) -> Callable[[dict[str, Any], Any], Any]:
 
 
 _TRACKERS = {
-    "tensorboard": _log_to_tensorboard,
-    "wandb": _log_to_wandb,
-    "mlflow": _log_to_mlflow,
+    "tensorboard": ("torch.utils.tensorboard", "track", _log_to_tensorboard),
+    "wandb": ("wandb", "wandb", _log_to_wandb),
+    "mlflow": ("mlflow", "mlflow", _log_to_mlflow),
 }
+"""By `--track`: module, extra, and what gives the function that logs."""
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The weights of a network: as one file of safetensors, and with static similarities folded."""
+"""The weights of a network as one file of safetensors."""
 
 import pickle
 import re
@@ -8,11 +8,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import nn
 
 from neural_similarity.files import new_file, regular_file
 from neural_similarity.lab.errors import RunError
-from neural_similarity.nn import StaticSimilarity
 
 
 def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
@@ -79,19 +78,3 @@ def _kept_names(model: nn.Module) -> dict[str, str]:
     for name in sorted(tensors):
         first.setdefault(id(tensors[name]), name)
     return {name: first[id(tensor)] for name, tensor in tensors.items()}
-
-
-def folded_kernels(network: nn.Module) -> dict[str, Tensor]:
-    """The kernels of convolutions outside predictors, by name, with a static M folded in."""
-    kernels = {}
-    for name, layer in network.named_modules():
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not is_inside(name):
-            similarity = getattr(layer, "similarity", None)
-            static = isinstance(similarity, StaticSimilarity)
-            kernels[name] = similarity.fold(layer.weight) if static else layer.weight
-    return kernels
-
-
-def is_inside(name: str) -> bool:
-    """Whether a module is inside a similarity, as predictors are."""
-    return ".similarity." in f".{name}."

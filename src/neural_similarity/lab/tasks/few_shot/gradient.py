@@ -21,8 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neural_similarity.choices import require_least, require_positive
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics, support_first
 from neural_similarity.lab.tasks.few_shot.embedding import embed_queries, split_classifier
-from neural_similarity.lab.tasks.few_shot.episode import Episode
-from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.lab.tasks.few_shot.method import Episode, Method, Predict
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
 from neural_similarity.ops import promote_dtype
 

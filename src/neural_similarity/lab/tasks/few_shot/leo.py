@@ -9,13 +9,12 @@ from torch.nn import functional as F
 
 from neural_similarity.choices import require_least
 from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
-from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.lab.tasks.few_shot.gradient import (
     Gradient,
     constant_gradient,
     differentiable_gradient,
 )
-from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.lab.tasks.few_shot.method import Episode, Method, Predict
 from neural_similarity.lab.tasks.few_shot.metric import class_means
 from neural_similarity.ops import unit_vectors, without_autocast
 

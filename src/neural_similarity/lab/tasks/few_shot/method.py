@@ -1,18 +1,34 @@
 """The interface of few-shot methods: `adapt(support, labels, ways) -> predict(query)`."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.lab.tasks.few_shot.episode import Episode
 from neural_similarity.ops import promote_dtype
 
 Predict = Callable[[Tensor], Tensor]
 """Maps query images, or features if the embedding is fixed, to logits (q, ways)."""
 NormStatistics = Literal["running", "support", "transductive"]
 """The statistics that normalise queries: of training, of the task's support, or of its queries."""
+
+
+class Episode(NamedTuple):
+    """One task as a method sees it: labelled support images, and queries."""
+
+    support: Tensor
+    """Preprocessed images (ways * shots, c, h, w), or their features (ways * shots, d)."""
+    support_labels: Tensor
+    """int64 (ways * shots,) in 0..ways-1."""
+    query: Tensor
+    """Images (q, c, h, w), or their features (q, d)."""
+    query_labels: Tensor
+    """Classes of the queries, int64 (q,)."""
+
+    @property
+    def ways(self) -> int:
+        return int(self.support_labels.max()) + 1
 
 
 class Method(nn.Module):

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.lab.train.weights import folded_kernels, is_inside
 from neural_similarity.nn import (
     DynamicSimilarity,
     MaskedModule,
@@ -26,7 +25,7 @@ def learned(network: nn.Module) -> dict[str, dict[str, Any]]:
     """
     kernels, layers = folded_kernels(network), {}
     for name, layer in network.named_modules():
-        if is_inside(name):
+        if _is_inside(name):
             continue
         similarity = layer.similarity if isinstance(layer, SimilarityLayer) else None
         facts = {} if similarity is None else _of_similarity(similarity)
@@ -54,3 +53,19 @@ def _rounded(values: Tensor) -> list[Any] | None:
         return None
     digits = [float(f"{value:.4g}") for value in values.flatten().tolist()]
     return torch.tensor(digits, dtype=torch.float64).view(values.shape).tolist()
+
+
+def folded_kernels(network: nn.Module) -> dict[str, Tensor]:
+    """The kernels of convolutions outside predictors, by name, with a static M folded in."""
+    kernels = {}
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and not _is_inside(name):
+            similarity = getattr(layer, "similarity", None)
+            static = isinstance(similarity, StaticSimilarity)
+            kernels[name] = similarity.fold(layer.weight) if static else layer.weight
+    return kernels
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a module is inside a similarity, as predictors are."""
+    return ".similarity." in f".{name}."
