@@ -1,6 +1,5 @@
 """Drawing a report as a picture."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,8 @@ def draw_report(report: Report, path: Path) -> None:
     for axes, panel in zip(grid, report.panels, strict=True):
         _draw_values(axes[0], panel)
         _draw_differences(axes[1], panel)
-        if report.costs is not None:
-            _draw_costs(axes[2], panel, report.costs.baseline)
-        elif trained:
-            _draw_trained(axes[2], panel)
+        if columns == 3:
+            _draw_against(axes[2], panel, report.costs and report.costs.baseline)
     handles = {}
     for axes in grid.flat:
         drawn, labels = axes.get_legend_handles_labels()
@@ -48,19 +45,12 @@ def draw_report(report: Report, path: Path) -> None:
 
 def _draw_values(axes: Any, report: PanelReport) -> None:
     rows = range(len(report.lines))
-    known = [(y, line.row.paper) for y, line in zip(rows, report.lines, strict=True)]
-    known = [(y, paper) for y, paper in known if paper is not None]
-    if known:
-        ys, numbers = zip(*known, strict=True)
-        axes.plot(numbers, ys, "D", c=PAPER_COLOUR, label="paper")
-    run = [(y, line) for y, line in zip(rows, report.lines, strict=True) if line.records]
-    if run:
-        ys, lines = zip(*run, strict=True)
-        deviations = [line.value_deviation or 0 for line in lines]
-        means = [line.mean_value for line in lines]
-        axes.errorbar(
-            means, ys, xerr=deviations, fmt="o", c=SEED_COLOUR, capsize=3, label="ours, mean ± sd"
-        )
+    for y, line in enumerate(report.lines):
+        if line.row.paper is not None:
+            axes.plot(line.row.paper, y, "D", c=PAPER_COLOUR, label="paper")
+        if line.records:
+            deviation = line.value_deviation or 0
+            _draw_point(axes, line.mean_value, y, xerr=deviation, label="ours, mean ± sd")
     axes.set_yticks(rows, [_line_label(line) for line in report.lines], fontsize=8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"test {report.panel.metric} in percent")
     axes.set_title(f"{report.panel.title}: {BETTER[report.panel.metric]}", fontsize=9)
@@ -84,30 +74,27 @@ def _draw_differences(axes: Any, report: PanelReport) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def _draw_costs(axes: Any, report: PanelReport, baseline: str) -> None:
-    places = [(line, line.step.mean) for line in report.lines if line.step and line.records]
-    _draw_against(axes, report, places, f"time of an update ÷ {baseline}'s")
-
-
-def _draw_trained(axes: Any, report: PanelReport) -> None:
-    places = [(line, count) for line in report.lines if (count := _trained_parameters(line))]
-    axes.set_xscale("log")
-    _draw_against(axes, report, places, "numbers trained")
-
-
-def _draw_against(
-    axes: Any, report: PanelReport, places: Sequence[tuple[RowReport, float]], label: str
-) -> None:
+def _draw_against(axes: Any, report: PanelReport, baseline: str | None) -> None:
+    """The metric against the time of an update, or without a baseline against numbers trained."""
+    if baseline is None:
+        places = [(line, _trained_parameters(line)) for line in report.lines]
+        axes.set(xscale="log", xlabel="numbers trained")
+    else:
+        places = [(line, line.step.mean) for line in report.lines if line.step and line.records]
+        axes.set(xlabel=f"time of an update ÷ {baseline}'s")
+    places = [(line, x) for line, x in places if x]
     axes.set_visible(bool(places))
     for line, x in places:
-        axes.errorbar(
-            x, line.mean_value, yerr=line.value_deviation or 0, fmt="o", c=SEED_COLOUR, capsize=3
-        )
+        _draw_point(axes, x, line.mean_value, yerr=line.value_deviation or 0)
         place = x, line.mean_value
         axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)
-    axes.set(xlabel=label, ylabel=f"test {report.panel.metric} in percent")
+    axes.set(ylabel=f"test {report.panel.metric} in percent")
     axes.margins(x=0.25, y=0.15)
     axes.grid(alpha=0.3)
+
+
+def _draw_point(axes: Any, x: float, y: float, colour: str = SEED_COLOUR, **options: Any) -> None:
+    axes.errorbar(x, y, fmt="o", c=colour, capsize=3, **options)
 
 
 def _trained_parameters(line: RowReport) -> int | None:
@@ -119,7 +106,7 @@ def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kin
     if value is not None:
         half = [[value.mean - value.low], [value.high - value.mean]]
         label = f"difference, 95 % interval {kind}"
-        axes.errorbar(value.mean, y, xerr=half, fmt="o", c=colour, capsize=3, label=label)
+        _draw_point(axes, value.mean, y, colour, xerr=half, label=label)
 
 
 def _difference_label(line: RowReport) -> str:
