@@ -127,7 +127,7 @@ def test_seeds_give_other_orders_and_other_crops():
 
 
 def test_memory_format_changes_no_value():
-    places = Place(), Place(channels_last=False)
+    places = Place(), Place(memory_format=torch.contiguous_format)
     last, first = (batches(augment=Augment(), place=place).at(3)[0] for place in places)
     assert torch.equal(last, first)
     assert first.shape == (4, 3, HEIGHT, WIDTH)

@@ -57,9 +57,9 @@ def test_a_batch_is_a_function_of_its_step(root):
     assert not torch.equal(batches(root, seed=4).at(0)[0], first[0][0])
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_workers_change_nothing_and_draw_no_random_numbers(root, channels_last):
-    place = Place(channels_last=channels_last)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_workers_change_nothing_and_draw_no_random_numbers(root, layout):
+    place = Place(memory_format=layout)
     alone, helped = (batches(root, workers, place=place) for workers in (0, 2))
     state = torch.get_rng_state()
     for step in (0, 1, 2, 3, 4, 2):
@@ -67,7 +67,6 @@ def test_workers_change_nothing_and_draw_no_random_numbers(root, channels_last):
         other, labels = helped.at(step)
         assert torch.equal(x, other)
         assert torch.equal(y, labels)
-        layout = torch.channels_last if channels_last else torch.contiguous_format
         assert x.is_contiguous(memory_format=layout)
         assert other.is_contiguous(memory_format=layout)
     assert torch.equal(torch.get_rng_state(), state)

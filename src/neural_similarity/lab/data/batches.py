@@ -12,21 +12,14 @@ from neural_similarity.lab.data.decoding import work_ahead
 from neural_similarity.lab.data.images import ImageFiles, Images, seeded_generator
 from neural_similarity.lab.data.transforms import Augment, Preprocess, Windows, standardise_pixels
 
-NOTHING = Augment(crop=0, flip=False)
-
 
 class Place(NamedTuple):
     """Device, layout and share of batches."""
 
     device: torch.device | str = "cpu"
-    channels_last: bool = True
-    """Whether batches are channels-last."""
+    memory_format: torch.memory_format = torch.channels_last
     share: slice = slice(None)
     """The part of every batch that this process makes, where several share it."""
-
-    @property
-    def memory_format(self) -> torch.memory_format:
-        return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 HERE = Place()
@@ -103,7 +96,7 @@ class Batches:
         self._order, self._place = EpochOrder(len(images), batch_size, seed, labels), place
         preprocess.check_pixels(images.pixels)
         self._seed = seed
-        augment = augment or NOTHING
+        augment = augment or Augment(crop=0, flip=False)
         self._sides = _first_sides(len(images), augment, seed)
         self._windows = Windows(images.pixels, augment, place.device)
         self._labels = images.labels.to(place.device)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from neural_similarity.files import read_bytes, read_text
-from neural_similarity.lab.data.files import first_folder, suggest_download
+from neural_similarity.lab.data.files import suggest_download
 from neural_similarity.lab.data.images import Dataset, Images
 from neural_similarity.lab.data.unpickling import unpickle_arrays
 
@@ -104,8 +104,9 @@ def find_cifar(cifar: Cifar, root: Path) -> Path:
 
 def _find_layout(cifar: Cifar, root: Path) -> tuple[Path, Layout]:
     for layout in cifar.layouts:
-        if folder := first_folder((root / layout.folder, root), layout.train + layout.test):
-            return folder, layout
+        for folder in (root / layout.folder, root):
+            if any((folder / name).is_file() for name in layout.train + layout.test):
+                return folder, layout
     return root / cifar.layouts[0].folder, cifar.layouts[0]
 
 

@@ -1,16 +1,11 @@
-"""Finding the files of a data set, with errors that say what to do."""
+"""Errors about the files of a data set that say what to do, and the progress of reading them."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ProgressCallback = Callable[[int, int | None], None]
 """Called with how many images or bytes are done, and of how many, None if unknown."""
-
-
-def first_folder(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
-    """The first of `folders` that holds a file with one of `names`."""
-    return next((f for f in folders if any((f / name).is_file() for name in names)), None)
 
 
 @contextlib.contextmanager

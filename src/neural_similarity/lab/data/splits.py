@@ -120,15 +120,11 @@ def _load_files(
     require_least("image_size", size)
     folder = root / name if (root / name).is_dir() and name != FOLDER else root
     if name == MINI and (pickles := find_pickles(folder)):
-        return _of_size(load_pickles(name, pickles, progress), size)
+        split = load_pickles(name, pickles, progress)
+        if (height := split.train.shape[1]) != size:
+            raise ValueError(f"`image_size` must be {height} for these pickles, got {size}")
+        return split
     return load_class_images(name, find(folder), size, mode=mode, progress=progress)
-
-
-def _of_size(split: ClassSplit, size: int) -> ClassSplit:
-    height = split.train.pixels.shape[2]
-    if height != size:
-        raise ValueError(f"`image_size` must be {height} for these pickles, got {size}")
-    return split
 
 
 def _load_embedded() -> ClassSplit:

@@ -259,7 +259,7 @@ def batches_of(
     recipe = run.recipe
     place = Place(
         device=runtime.device,
-        channels_last=runtime.channels_last,
+        memory_format=runtime.memory_format,
         share=distributed.own_share(recipe.batch_size),
     )
     options: dict[str, Any] = {"preprocess": run.preprocess, "seed": recipe.seed, "place": place}
