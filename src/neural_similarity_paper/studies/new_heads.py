@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from neural_similarity.lab.data import Dataset, load_dataset
-from neural_similarity.lab.session import initial_state
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
+from neural_similarity.lab.train.fitting import initial_state
 from neural_similarity_paper.recipes.adaptation import HEADED, LITE, RATES, RESNET
 from neural_similarity_paper.studies.adapt_training import (
     MEMORY,

@@ -10,10 +10,10 @@ from torch import nn
 import neural_similarity as ns
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.session import decay_groups, make_optimizer
 from neural_similarity.lab.tasks import own_rate
 from neural_similarity.lab.tasks.adaptation_recipe import AdaptationRecipe, adapt_network
 from neural_similarity.lab.tasks.baselines import merge_baselines
+from neural_similarity.lab.train.fitting import decay_groups, make_optimizer
 
 RECIPE = AdaptationRecipe(backbone="timm:resnet18", batch_size=10)
 PREPROCESS = Preprocess((0.0,), (1.0,))
