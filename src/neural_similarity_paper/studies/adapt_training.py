@@ -23,6 +23,7 @@ from neural_similarity.lab.tasks.own_rate import find_rate
 from neural_similarity.lab.train import Run, evaluate_model, pack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState, state_digest
 from neural_similarity.lab.train.environment import checkout_commit
+from neural_similarity.lab.train.fitting import make_optimizer
 from neural_similarity.lab.train.graph import plain_update
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity.lab.train.runtime import SCORE_PRECISION
