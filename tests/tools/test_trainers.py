@@ -1,6 +1,7 @@
 """Trainers of others: convert, train, save, go on, reload, fold. Each skips where it is missing."""
 
 import re
+from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -179,20 +180,22 @@ def test_lightning_averages_a_frozen_network(backbone, x, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_trains_m_first_then_all(backbone):
+@pytest.mark.parametrize("with_m", [True, False])
+def test_lightning_trains_parts_first_then_all(backbone, with_m):
     lightning = pytest.importorskip("lightning")
     names, kernels = {"lightning": lightning, "ns": ns}, []
-    exec(shown("class MThenAll").replace('"classifier"', '"6"'), names)
-    module = adapted(ns.convert(backbone, "static-full"))
+    exec(shown("class PartsThenAll"), names)
+    module = adapted(ns.convert(backbone, "static-full") if with_m else deepcopy(backbone))
 
     class Noted(lightning.Callback):
         def on_train_epoch_end(self, *_):
             kernels.append(module.model[0].weight.detach().clone())
 
-    fit(module, 3, names["MThenAll"](2), Noted())
+    fit(module, 3, names["PartsThenAll"]("6", 2), Noted())
     assert all(torch.equal(kernel, backbone[0].weight) for kernel in kernels[:2])
     assert not torch.equal(kernels[2], backbone[0].weight)
-    assert module.model[0].similarity.raw.any()
+    assert not torch.equal(module.model[6].weight, backbone[6].weight)
+    assert not with_m or module.model[0].similarity.raw.any()
 
 
 @pytest.mark.long
