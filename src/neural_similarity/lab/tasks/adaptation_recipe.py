@@ -1,6 +1,6 @@
 """The settings of an adaptation, its run folder and its network."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, ClassVar, Literal
@@ -171,16 +171,22 @@ class AdaptationRecipe(Recipe, FirstFields):
     def rate_groups(self, model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if self.head_lr is None and not self.relative_lr:
             return groups
-        scales = dict.fromkeys(model.parameters(), 1.0)
-        if self.relative_lr:
-            scales |= {p: size for layer in model.modules() for p, size in kernel_sizes(layer)}
-        head = model.get_submodule(head_name(model)).parameters()
-        scales |= dict.fromkeys(head, 1.0 if self.head_lr is None else self.head_lr / self.lr)
-        return [
-            group | {"params": [p for p in group["params"] if scales[p] == scale], "scale": scale}
-            for group in groups
-            for scale in dict.fromkeys(scales[p] for p in group["params"])
-        ]
+        head = set(model.get_submodule(head_name(model)).parameters())
+        ratio = 1.0 if self.head_lr is None else self.head_lr / self.lr
+        sizes = kernel_sizes(model) if self.relative_lr else {}
+        sizes = {p: size for p, size in sizes.items() if p not in head}
+        split = []
+        for group in groups:  # A resumed run needs the same groups, whatever its numbers are.
+            rest = [p for p in group["params"] if p not in sizes]
+            parts = [
+                ([p for p in rest if p not in head], 1.0),
+                ([p for p in rest if p in head], ratio),
+            ]
+            parts += [([p], sizes[p]) for p in group["params"] if p in sizes]
+            split += [
+                group | {"params": chosen, "scale": scale} for chosen, scale in parts if chosen
+            ]
+        return split
 
     def load_backbone(self, classes: tuple[str, ...], **sizes: int) -> Pretrained:
         """The backbone with its weights, for these classes; a new classifier is of the seed."""
@@ -224,13 +230,18 @@ class AdaptationRun(Run):
         return adapt_network(backbone.model, self.recipe, backbone.converted)
 
 
-def kernel_sizes(layer: nn.Module) -> Iterator[tuple[nn.Parameter, float]]:
-    """The root mean square of a layer's own kernels, or of the one that a parameter adds to."""
-    for name, own in layer.named_parameters(recurse=False):
-        kernel = layer.get_parameter("weight") if name in getattr(layer, "ADDED", ()) else own
-        size = kernel.detach().float().square().mean().sqrt().item()
-        if kernel.dim() > 1 and size > 0:
-            yield own, size
+def kernel_sizes(network: nn.Module) -> dict[nn.Parameter, float]:
+    """The root mean square of every kernel, or of the one that a parameter adds to; 1 for zeros."""
+    kernels = {
+        own: layer.get_parameter("weight") if name in getattr(layer, "ADDED", ()) else own
+        for layer in network.modules()
+        for name, own in layer.named_parameters(recurse=False)
+    }
+    return {
+        own: kernel.detach().float().square().mean().sqrt().item() or 1.0
+        for own, kernel in kernels.items()
+        if kernel.dim() > 1
+    }
 
 
 def adapt_network(
