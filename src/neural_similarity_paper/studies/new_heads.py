@@ -80,9 +80,9 @@ RUNS = sorted(
         for (name, cell), seed in product(CELLS.items(), SEEDS)
         for way, rate in cell.trials
     ),
-    key=lambda run: (run.way == "rate", run.draw),
+    key=lambda run: (run.way == "rate", CELLS[run.change].group != "signs", run.draw),
 )
-"""All runs, defaults and probes first, a seed after the other."""
+"""All runs: defaults and probes first, of these the short ones, a seed after the other."""
 
 
 def head_recipe(run: Trial, data: Path) -> AdaptationRecipe:
