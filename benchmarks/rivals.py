@@ -24,7 +24,7 @@ from neural_similarity.lab.cli.commands import require_known_name
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.run import build_network, read_facts
-from neural_similarity.models.blocks import ConvBlock
+from neural_similarity.models.building import ConvBlock
 from neural_similarity_paper.tables.records import budget_name
 
 SHAPES = ((64, 28), (128, 14))

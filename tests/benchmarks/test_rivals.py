@@ -15,7 +15,7 @@ from benchmarks.rivals import RivalOptions, with_rival
 from neural_similarity.lab import session
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.train.run import build_network
-from neural_similarity.models.blocks import ConvBlock
+from neural_similarity.models.building import ConvBlock
 
 RIGHT = """
 from torch import nn

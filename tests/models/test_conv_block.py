@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from neural_similarity.models.blocks import conv_block, has_pool, without_pool
+from neural_similarity.models.building import conv_block, has_pool, without_pool
 
 SIZE = (4, 3, 7, 6)
 

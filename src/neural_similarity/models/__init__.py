@@ -15,12 +15,12 @@ argument is out of range.
 """
 
 from neural_similarity.choices import public_names as _public_names
-from neural_similarity.models.blocks import ConvBlock as ConvBlock
-from neural_similarity.models.blocks import conv_block as conv_block
-from neural_similarity.models.blocks import has_pool as has_pool
-from neural_similarity.models.blocks import without_pool as without_pool
 from neural_similarity.models.building import MOST_WIDTH as MOST_WIDTH
+from neural_similarity.models.building import ConvBlock as ConvBlock
+from neural_similarity.models.building import conv_block as conv_block
+from neural_similarity.models.building import has_pool as has_pool
 from neural_similarity.models.building import set_norms as set_norms
+from neural_similarity.models.building import without_pool as without_pool
 from neural_similarity.models.catalogue import CIFAR_CLASSES as CIFAR_CLASSES
 from neural_similarity.models.catalogue import MODELS as MODELS
 from neural_similarity.models.catalogue import SPHERENETS as SPHERENETS

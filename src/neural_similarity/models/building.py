@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from neural_similarity.choices import require_least, require_positive
-from neural_similarity.models.blocks import conv_block, has_pool
 from neural_similarity.nn import Conv2d, Dynamic, DynamicSimilarity, SelfAttention, sharing
 from neural_similarity.nn.similarity import MOST_SCALARS, check_ready, predicted_scalars
 from neural_similarity.nn.text import Similarity, SimilarityName, resolve_similarity
@@ -17,6 +16,31 @@ MOST_WIDTH = 1_000
 Layers = dict[str, nn.Module]
 Convolution = Callable[..., Any]
 """Makes convolutions, or layers with `out_channels` as well."""
+
+
+class ConvBlock(nn.Sequential):
+    """A sequence of a convolution, batch normalisation, a 2×2 pool where a stage ends, and ReLU.
+
+    The ReLU comes after the pool, where the map is a quarter as large: ReLU and maximum commute,
+    so output and gradient are the same.
+    """
+
+
+def conv_block(conv: Any, *, pool: bool = False) -> ConvBlock:
+    """The block of this convolution, or of another layer with `out_channels`."""
+    middle = [nn.MaxPool2d(2)] if pool else []
+    return ConvBlock(conv, nn.BatchNorm2d(conv.out_channels), *middle, nn.ReLU(inplace=True))
+
+
+def has_pool(layer: nn.Module) -> bool:
+    """Whether a layer is a block with a pool."""
+    return isinstance(layer, ConvBlock) and any(isinstance(part, nn.MaxPool2d) for part in layer)
+
+
+def without_pool(block: nn.Module) -> ConvBlock:
+    """The block with the same layers except its pool."""
+    return ConvBlock(*(layer for layer in block.children() if not isinstance(layer, nn.MaxPool2d)))
+
 
 if TYPE_CHECKING:
 

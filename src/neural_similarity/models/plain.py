@@ -5,7 +5,6 @@ from typing import Literal, get_args
 from torch import nn
 
 from neural_similarity.choices import require_known
-from neural_similarity.models.blocks import conv_block
 from neural_similarity.models.building import (
     Convolution,
     NamedSequential,
@@ -13,6 +12,7 @@ from neural_similarity.models.building import (
     build_sequential,
     check_no_similarity,
     check_sizes,
+    conv_block,
     conv_stages,
     fully_connected,
     pad_layer,

@@ -4,13 +4,13 @@ from functools import partial
 
 from torch import nn
 
-from neural_similarity.models.blocks import conv_block
 from neural_similarity.models.building import (
     Layers,
     NamedSequential,
     build_sequential,
     check_no_similarity,
     check_sizes,
+    conv_block,
     conv_stages,
     pad_layer,
 )

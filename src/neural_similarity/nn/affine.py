@@ -68,7 +68,6 @@ class Affine(Structure):
         return self.tied
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         if len(geometry.kernel_size) != 2:
             raise ValueError(
                 f"Affine needs a kernel of two dimensions, got one of {geometry.kernel_size}"

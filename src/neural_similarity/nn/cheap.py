@@ -16,8 +16,8 @@ from neural_similarity.nn.predictor import (
     reset_kernel,
 )
 from neural_similarity.nn.spec import Spec
-from neural_similarity.ops.lengths import unit_vectors, wide
 from neural_similarity.ops.sphere import sphere_conv
+from neural_similarity.ops.window import unit_vectors, without_half
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -56,7 +56,6 @@ class Pooled(Spec):
         require_bound(self.bound)
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
-        """The predictor module for a layer of this geometry."""
         if not geometry.spatial and geometry.taps == 1:
             raise ValueError(
                 "`predictor` Pooled needs at least 2 features, since one over its own length is "
@@ -93,7 +92,6 @@ class Light(Spec):
         require_bound(self.bound)
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
-        """The predictor module for a layer of this geometry."""
         return LightModule(self, geometry, scalars)
 
 
@@ -157,7 +155,7 @@ class _Pooled(nn.Module):
         """The averages a; for one channel average and deviation, for one position its features."""
         if not self.spatial:
             return x.flatten(1)
-        pixels = wide(x.flatten(2))
+        pixels = without_half(x.flatten(2))
         averages = pixels.mean(2)
         if x.shape[1] > 1:
             return averages

@@ -49,7 +49,6 @@ class _Convolution(SimilarityLayer[Plain]):
         return extended_class(cls, kind)
 
     def geometry(self) -> Geometry:
-        """The sizes of the layer that a similarity depends on."""
         return convolution_geometry(cast(_ConvNd, self))
 
     @fx_leaf
@@ -189,7 +188,6 @@ class ConvTranspose2d(SimilarityLayer[nn.ConvTranspose2d], nn.ConvTranspose2d):
         self.with_similarity(similarity)
 
     def geometry(self) -> Geometry:
-        """The sizes of the layer that a similarity depends on."""
         return convolution_geometry(cast(_ConvNd, self))
 
     def build_similarity(self, similarity: Similarity | nn.Module | None) -> nn.Module | None:

@@ -52,7 +52,6 @@ class Linear(SimilarityLayer[nn.Linear], nn.Linear):
         self.with_similarity(similarity)
 
     def geometry(self) -> Geometry:
-        """The sizes of the layer that a similarity depends on."""
         return linear_geometry(self.in_features, self.out_features)
 
     @fx_leaf

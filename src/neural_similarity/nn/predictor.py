@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from neural_similarity.choices import require_count, require_flag, require_known, require_positive
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
-from neural_similarity.ops.lengths import unit_vectors
 from neural_similarity.ops.sphere import Angle, Normalize, check_options, sphere_conv
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     promote_dtype,
+    unit_vectors,
     without_autocast,
 )
 
@@ -91,7 +91,6 @@ class TwoLayers(Spec, ABC):
             raise ValueError(f"`scales` must be a tuple of two numbers, got {self.scales!r}")
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
-        """The predictor module for a layer of this geometry."""
         return TwoLayersModule(self, geometry, scalars)
 
     @property

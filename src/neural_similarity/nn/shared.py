@@ -79,7 +79,6 @@ class Shared(Spec):
         require_positive("batch_norm_eps", self.batch_norm_eps)
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
-        """The predictor module for a layer of this geometry."""
         place = replace(geometry, out_channels=1, groups=1) if self.share_adaptation else object()
         adaptation = shared_part((self, place), lambda: self._adaptation_layer(geometry))
         key = (self, geometry.kernel_size, geometry.spatial, scalars)

@@ -61,7 +61,6 @@ class Masked(Wrapper):
         return self.continuous and self.structure.exact_gradient
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         return MaskedModule(self, geometry)
 
 
@@ -108,7 +107,6 @@ class Dilation(Wrapper):
         return pattern.flatten()
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         kept = self.kept_taps(geometry).nonzero().flatten().tolist()
         return _Dilation(kept, self.structure.build(geometry))
 
@@ -146,7 +144,6 @@ class Sparse(Wrapper):
         return self.keep >= geometry.taps
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         inner = self.structure.build(geometry)
         if self.keep > inner.scalars:
             raise ValueError(
@@ -170,7 +167,6 @@ class Select(Structure):
         return False
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         return _Select(geometry.taps)
 
 
@@ -198,7 +194,6 @@ class Shift(Structure):
         return geometry.taps == 1
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         return ShiftModule(geometry.taps)
 
 

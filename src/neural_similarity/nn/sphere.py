@@ -14,9 +14,8 @@ from neural_similarity.nn.geometry import PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import fx_leaf
 from neural_similarity.nn.modes import check_module
 from neural_similarity.ops import sphere_conv2d
-from neural_similarity.ops.lengths import unit_vectors
 from neural_similarity.ops.sphere import Angle, Normalize, check_options
-from neural_similarity.ops.window import promote_dtype, without_autocast
+from neural_similarity.ops.window import promote_dtype, unit_vectors, without_autocast
 
 HeadNormalize = Literal["weight", "both"]
 

@@ -96,17 +96,14 @@ class Wrapper(Structure):
 
     @property
     def exact_gradient(self) -> bool:
-        """As the inner structure."""
         return self.structure.exact_gradient
 
     @property
     def zero_is_identity(self) -> bool:
-        """As the inner structure."""
         return self.structure.zero_is_identity
 
     @property
     def shared(self) -> bool:
-        """As the inner structure."""
         return self.structure.shared
 
     def require_kinds(self, *kinds: type[Structure]) -> None:
@@ -141,7 +138,6 @@ class Diagonal(_Residual):
     """
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         return DiagonalModule(geometry.taps, self.residual)
 
 
@@ -156,7 +152,6 @@ class Full(_Residual):
     """
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         return FullModule(geometry.taps, self.residual)
 
 
@@ -180,7 +175,6 @@ class LowRank(Structure):
         require_count("rank", self.rank)
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         if self.rank > geometry.taps:
             raise ValueError(f"`rank` must be at most the {geometry.taps} taps, got {self.rank}")
         return _LowRank(geometry.taps, self.rank)
@@ -194,7 +188,6 @@ class Symmetric(_Residual):
     """
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         return _Symmetric(geometry.taps, self.residual)
 
 
@@ -207,7 +200,6 @@ class PositiveSemidefinite(_Residual):
     """
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         return _PositiveSemidefinite(geometry.taps, self.residual)
 
 

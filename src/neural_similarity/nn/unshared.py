@@ -23,7 +23,6 @@ class Unstructured(Structure):
     dynamic: ClassVar[bool] = False
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         channels = geometry.in_channels // geometry.groups
         return FullModule(channels * geometry.taps, residual=True)
 
@@ -68,7 +67,6 @@ class Unshared(Wrapper):
         return "filters", cast(int, self.filters)
 
     def build(self, geometry: Geometry) -> StructureModule:
-        """The module for a layer of this geometry."""
         axis, count = self._axis_and_blocks()
         if count == "each":
             count = geometry.in_channels if axis == "channels" else geometry.out_channels

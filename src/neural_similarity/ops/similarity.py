@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from neural_similarity.ops import reference, trilinear
 from neural_similarity.ops.backend import Backend, declines
 from neural_similarity.ops.blocks import Blocks, by_channels, check_blocks
-from neural_similarity.ops.by_image import convolve_by_image, folds_by_image
-from neural_similarity.ops.kernel import fold_kernel
+from neural_similarity.ops.kernel import convolve_by_image, fold_kernel, folds_by_image
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.tracing import only_torch_ops
 from neural_similarity.ops.window import (

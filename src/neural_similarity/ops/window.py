@@ -1,4 +1,4 @@
-"""Geometry of a sliding window, and the patches that it sees."""
+"""Geometry of a sliding window; types under autocast; vectors of length 1."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -94,3 +94,19 @@ def require_tensors(**given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"`{name}` must be a tensor, got {type(value).__name__}")
+
+
+def unit_vectors(vectors: Tensor, dim: int) -> Tensor:
+    """Vectors along `dim` over their lengths; float16 is computed and returned in float32.
+
+    A vector of length zero stays zero, with a gradient of zero. `F.normalize` divides by its eps
+    there: by 0 in float16, and gradients by 1e-12 elsewhere.
+    """
+    vectors = without_half(vectors)
+    lengths = vectors.norm(dim=dim, keepdim=True)
+    return vectors / lengths.masked_fill(lengths < 1e-12, torch.inf)
+
+
+def without_half(vectors: Tensor) -> Tensor:
+    """Vectors in a type that holds their squares and one over their lengths: no float16."""
+    return vectors.float() if vectors.dtype == torch.float16 else vectors

@@ -108,12 +108,8 @@ def forward(given: Operands) -> Tensor:
         "FULL": task.full
     }
     blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
-    arguments = (
-        kernel_images(x),
-        _kernel_filters(weight),
-        _kernel_similarities(m[None], task.full),
-        kernel_images(y),
-    )
+    matrices = _kernel_similarities(m[None], task.full)
+    arguments = kernel_images(x), _kernel_filters(weight), matrices, kernel_images(y)
     if y.numel():
         _launch_kernel(
             kernels.forward, task, arguments, constants, (_row_tiles(task.output_positions), blocks)
@@ -228,12 +224,8 @@ def _full_similarity_gradient(
     constants = task.group_tiles(32, 64)
     parts = _partial_sums(task, grad_m, constants)
     grid = (_row_tiles(task.output_positions), task.piece_count(x.shape[1], constants))
-    arguments = (
-        kernel_images(grad),
-        kernel_images(x),
-        _kernel_filters(weight),
-        _kernel_similarities(parts, task.full),
-    )
+    matrices = _kernel_similarities(parts, task.full)
+    arguments = kernel_images(grad), kernel_images(x), _kernel_filters(weight), matrices
     _launch_kernel(kernels.full_similarity_gradient, task, arguments, constants, grid)
     _add_parts(parts, grad_m)
 
@@ -259,7 +251,8 @@ def _launch_kernel(
     grid: Sequence[Any],
 ) -> None:
     """Run a kernel on a grid whose first size may depend on the rows of a tile."""
-    first = arguments[0].at
+    (size, *rest), first = grid, arguments[0].at
+    first_size = size if callable(size) else lambda _: size
     kind = first.element_size(), task.full
     key = (kernel, kind, tuple(constants), task.output_positions.bit_length())
     choice = (*key, task.channels, tuple(constants.values()))
@@ -271,12 +264,14 @@ def _launch_kernel(
     run = kernel if config else _tune_kernel(*key)
     place = torch.cuda.device_of(first) if first.is_cuda else nullcontext()
     with place, nullcontext() if config else _TUNING:
-        run[lambda chosen: (_grid_size(grid[0], chosen), *grid[1:])](
+        run[lambda chosen: (first_size(chosen), *rest)](
             *arguments, task.sizes, task.channels, **constants, **(config or {}),
             enable_fp_fusion=True,  # Triton 3.9 warns unless it is asked for or refused
         )  # fmt: skip
         if not config:
-            _CHOSEN[choice] = _config_options(run.best_config)
+            best = run.best_config
+            stages = {"num_warps": best.num_warps, "num_stages": best.num_stages}
+            _CHOSEN[choice] = best.kwargs | stages
 
 
 _CHOSEN: dict[tuple[Any, ...], Constants] = {}
@@ -300,17 +295,9 @@ def _tune_kernel(
     return triton.autotune(configs, key=["channels", *constants])(kernel)
 
 
-def _config_options(config: Any) -> Constants:
-    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
-
-
 def _row_tiles(count: int) -> Callable[[Constants], int]:
     """The number of row tiles for `count` positions, as a function of the configuration."""
     return lambda chosen: triton.cdiv(count, chosen["ROWS"])
-
-
-def _grid_size(size: int | Callable[[Constants], int], chosen: Constants) -> int:
-    return size if isinstance(size, int) else size(chosen)
 
 
 def _tile_size(size: int, most: int) -> int:
