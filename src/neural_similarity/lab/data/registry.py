@@ -32,8 +32,8 @@ def _load_corrupted_cifar10(change: str, root: Path) -> Dataset:
 _SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
     "embedded": (lambda _: fashion_mnist.load_embedded(), lambda _: EMBEDDED_FOLDER),
     **{
-        one.name: (partial(cifar.load_cifar, one), partial(cifar.find_cifar, one))
-        for one in (cifar.CIFAR10, cifar.CIFAR100)
+        each.name: (partial(cifar.load_cifar, each), partial(cifar.find_cifar, each))
+        for each in (cifar.CIFAR10, cifar.CIFAR100)
     },
     **{
         f"cifar10-{change}": (
