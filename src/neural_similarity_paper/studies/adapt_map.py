@@ -163,7 +163,7 @@ OLDER_MAP = Study(
     ways=OLDER_WAYS,
     stages=(tuple(OLDER_WAYS),),
     cells=MAP_CELLS,
-    columns=(Column(), Column("M's rate by curvature", ("full",))),
+    columns=(Column(), Column("M by curvature", ("full",))),
 )
 RATES_OF_M = (3e-4, 1e-3, 3e-3, 0.01, 0.03)
 """Rates of M that cells of the older protocol tried, beside M's own by curvature."""

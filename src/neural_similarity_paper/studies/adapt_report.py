@@ -29,30 +29,31 @@ def study_to_markdown(study: Study, results: Path, picture: str | None = None) -
     Raises:
         ValueError: a file is damaged.
     """
-    parts = _study_parts(study, study.read(results), "#")
-    for older in study.older:
-        parts += _study_parts(older, older.read(results), "##")
+    parts = [f"# {study.title}"]
     if picture:
-        parts.insert(1, f"![M's leads by change of the images]({picture})")
+        parts.append(f"![M's leads by change of the images]({picture})")
+    parts += [LEADS_NOTE, *_study_parts(study, study.read(results))]
+    for older in study.older:
+        parts += [f"## {older.title}", *_study_parts(older, older.read(results))]
     return "\n\n".join(parts) + "\n"
 
 
-def _study_parts(study: Study, reports: Sequence[CellReport], mark: str) -> list[str]:
+def _study_parts(study: Study, reports: Sequence[CellReport]) -> list[str]:
     counts = f"{len(reports)} of {len(study.cells)} cells have run."
     head = ["", "way", study.size[0], "rate"]
     for column in study.columns:
-        title = f", {column.title}" if column.title else ""
+        title = f" ({column.title})" if column.title else ""
         head += [f"accuracy, %{title}", f"lead of M{title}", "p, cell", "p, all cells"]
     rows = [_way_cells(study, report, way) for report in reports for way in report.runs]
     table = [*_summaries(study, reports), markdown_rows(head, *rows)] if rows else []
-    return [f"{mark} {study.title}", counts, study.note, LEADS_NOTE, *table]
+    return [counts, study.note, *table]
 
 
 def _summaries(study: Study, reports: Sequence[CellReport]) -> list[str]:
     """In how many cells M is ahead of all, and a way with M of the way without."""
     lines = []
     for at, column in enumerate(study.columns):
-        title = f"By rates {column.title}: " if column.title else ""
+        title = f"Rates {column.title}: " if column.title else ""
         ahead = sum(is_ahead(study, report, at) for report in reports)
         parts = [f"M is ahead of every other way in {ahead} of {len(reports)} cells"]
         for way, spec in study.ways.items():
