@@ -44,6 +44,8 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+FITTING_STEPS = 300
+"""Updates of the matrices that the pages of structures show."""
 LINKED = ("results/theory", "examples")
 """What pages show or link to outside of docs."""
 RECIPES = {
@@ -62,10 +64,10 @@ STRUCTURES: dict[str, ns.nn.Structure] = {
 }
 """The structures whose pages have a picture of M."""
 DRAWN = """\
-Three matrices of this structure for 3×3 taps, from random numbers, less the identity. Each has nine
-small maps, one for every tap of the kernel, at its place in the kernel: the taps of the patch that
-it looks at. Of a diagonal M nine numbers are enough, of one over channels the whole matrix is
-drawn. [What M learned](../../notebooks/what-m-learned.md) has pictures of trained networks.
+Left, the M that turns a 3×3 kernel by 30°; right, what this structure reaches when it is fitted to
+it by gradient descent; both less the identity. A matrix has nine small maps, one for every tap of
+the kernel, at its place in the kernel: the taps of the patch that it looks at. Of a diagonal M nine
+entries are enough. [What M learned](../../notebooks/what-m-learned.md) has trained networks.
 """
 METHODS = {
     "neural_similarity.nn.layer.SimilarityLayer.fuse": "layer.fuse",
@@ -177,7 +179,8 @@ def reference_pages() -> dict[str, str]:
         for name, path in found.items()
     }
     for name in STRUCTURES:
-        pages[name] += f"## M\n\n![M of random numbers]({name}.png){{.fit}}\n\n{DRAWN}\n"
+        picture = f"![A turn by 30°, and the nearest M of this structure]({name}.png){{.fit}}"
+        pages[name] += f"## M\n\n{picture}\n\n{DRAWN}\n"
     for path, heading in METHODS.items():
         pages["Conv2d"] += f"\n::: {path}\n    options:\n      heading: {heading}\n"
     rows = [f"| [`ns.{name}`]({name}.md) | {first_line(path)} |" for name, path in found.items()]
@@ -212,16 +215,28 @@ def write_reference() -> None:
 
 
 def draw_structure(structure: ns.nn.Structure) -> Figure:
-    """Three matrices of a structure, of random numbers."""
-    layers = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        layers.append(ns.Conv2d(2, 2, 3, similarity=ns.Static(structure)))
-        torch.nn.init.normal_(layers[-1].similarity.raw, std=0.3)
+    """A turn by 30°, and the M of a structure that is fitted to it."""
+    torch.manual_seed(0)
+    turn = ns.Conv2d(1, 1, 3, similarity=ns.Static(ns.Affine("angle")))
+    torch.nn.init.constant_(turn.similarity.raw, 1 / 3)  # of a right angle
+    target = turn.similarity.matrix().detach()
+    layer = ns.Conv2d(2, 2, 3, similarity=ns.Static(structure))
+    optimizer = torch.optim.Adam(layer.similarity.parameters(), lr=0.03)
+    for _ in range(FITTING_STEPS):
+        optimizer.zero_grad()
+        _nine_by_nine(layer.similarity.matrix()).sub(target).square().sum().backward()
+        optimizer.step()
     with torch.no_grad():
-        drawn = {f"numbers {i}": layer.similarity.matrix() for i, layer in enumerate(layers, 1)}
-    shared = {name: m.flatten(0, m.dim() - 3)[0] if m.dim() > 2 else m for name, m in drawn.items()}
-    return plot_matrices(shared, kernels=dict.fromkeys(shared, (3, 3)))
+        fitted = layer.similarity.matrix()
+    shown = fitted if fitted.dim() == 1 else _nine_by_nine(fitted)
+    drawn = {"turn by 30°": target, type(structure).__name__: shown}
+    return plot_matrices(drawn, kernels=dict.fromkeys(drawn, (3, 3)))
+
+
+def _nine_by_nine(matrix: torch.Tensor) -> torch.Tensor:
+    """M of the first group or channel of a layer, as a matrix of taps."""
+    first = matrix.flatten(0, matrix.dim() - 3)[0] if matrix.dim() > 2 else matrix
+    return first.diag() if first.dim() == 1 else first[:9, :9]
 
 
 def write_notebooks() -> None:

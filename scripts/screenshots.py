@@ -5,9 +5,10 @@
 
 Checked at 1280 and 390 pixels: no failed request, no error in the console, no link to a page or
 heading that does not exist, no formula left as text, no picture without size or at less than 0.4 of
-it (but for those of class "fit"), nothing wider than the screen. Files that are named, such as
-those of `nsim report`, are opened from disk. Pictures go to build/screenshots. The browser is the
-system's `chromium`, or what `playwright install` brought.
+it (but for those of class "fit"), nothing wider than the screen, no picture wider than its column,
+and outside of docs/evidence no table either at 1280 pixels. Files that are named, such as those of
+`nsim report`, are opened from disk. Pictures of whole pages, in light and dark, go to
+build/screenshots. The browser is the system's `chromium`, or what `playwright install` brought.
 """
 
 import shutil
@@ -28,13 +29,9 @@ PHOTOGRAPHED = (
     "tutorials",
     "how-to",
     "explanation",
-    "architecture",
-    "adapting",
-    "results",
-    "table-",
-    "costs",
-    "performance",
+    "reference-glossary",
     "reference-api-Conv2d",
+    "reference-api-Affine",
 )
 """Beginnings of the names of pages whose pictures are kept; all pages are checked."""
 FACTS = """() => ({
@@ -45,6 +42,10 @@ FACTS = """() => ({
     .filter(i => i.complete && !i.naturalWidth).map(i => i.src),
   small: [...document.querySelectorAll('main img:not(.fit), body > section img')]
     .filter(i => i.clientWidth < 0.4 * i.naturalWidth).map(i => i.alt),
+  broad: [...document.querySelectorAll('article img, article table')].filter(e => e.clientWidth)
+    .filter(e => e.tagName == 'IMG' || (innerWidth > 1000 && !/evidence|timm/.test(location)))
+    .filter(e => e.getBoundingClientRect().width > e.closest('article').clientWidth + 1)
+    .map(e => e.alt || e.textContent.trim().slice(0, 40)),
   flat: [...document.querySelectorAll('math')]
     .filter(m => !m.getBoundingClientRect().height).length,
   raw: [...document.querySelectorAll('article p, article li, article td')]
@@ -78,12 +79,24 @@ def visit(page: Page, address: str, name: str) -> tuple[list[str], dict]:
         problems.append(f"is {facts['wide']} pixels wider than the screen")
     problems += [f"picture {source} is empty" for source in facts["empty"]]
     problems += [f"picture {text} is too small to read" for text in facts["small"]]
+    problems += [f"{text!r} is wider than its column" for text in facts["broad"]]
     problems += [f"formula is text: {text}" for text in facts["raw"]]
     if facts["flat"]:
         problems.append(f"{facts['flat']} formulas have no height")
     if name.startswith(PHOTOGRAPHED):
-        page.screenshot(path=OUT / f"{name}-{page.viewport_size['width']}.png", full_page=False)  # pyright: ignore
+        photograph(page, name)
     return problems, facts
+
+
+def photograph(page: Page, name: str) -> None:
+    """The whole page in both themes."""
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        page.wait_for_timeout(200)  # the theme follows the media
+        scheme = "slate" if theme == "dark" else "default"
+        page.evaluate(f"document.body.setAttribute('data-md-color-scheme', '{scheme}')")
+        width = page.viewport_size["width"] if page.viewport_size else 0
+        page.screenshot(path=OUT / f"{name}-{width}-{theme}.png", full_page=True)
 
 
 def broken(address: str, facts: dict[str, dict]) -> list[str]:

@@ -17,6 +17,7 @@ from torchrun import torchrun
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
+from neural_similarity.lab.data import load_dataset
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.train import Recipe
@@ -226,6 +227,27 @@ def test_shipping_a_network(tmp_path):
     assert _without_numbers(told.stdout.replace(f"{tmp_path}/", "")) == _without_numbers(shown)
     for word in re.findall(r"nsim (\w+)", (ROOT / page).read_text("utf-8")):
         assert word in cli.COMMANDS
+
+
+@pytest.mark.long
+def test_my_photographs_in_ten_minutes(tmp_path, monkeypatch, capsys):
+    """The commands of the page on embedded images, with a small backbone and few steps."""
+    monkeypatch.chdir(tmp_path)
+    data = load_dataset("embedded").train
+    for label in range(3):
+        folder = tmp_path / "photographs" / f"class {label}"
+        folder.mkdir(parents=True)
+        for index in torch.nonzero(data.labels == label)[:8, 0].tolist():
+            Image.fromarray(data.pixels[index, 0].numpy()).save(folder / f"{index}.png")
+    small = "train --dataset embedded --model resnet20 --width 0.25 --similarity none --out start"
+    assert cli.main([*small.split(), "--steps", "3"]) == 0
+    for line in "".join(blocks("docs/tutorials/photographs.md", "sh")).splitlines():
+        words = shlex.split(line.replace("timm:resnet18", "start"), comments=True)[1:]
+        steps = ["--steps", "3"] if words[0] == "train" else []
+        assert cli.main([*words, *steps]) == 0, line
+    assert (tmp_path / "compare.html").exists()
+    assert (tmp_path / "runs/m/network-folded.onnx").exists()
+    assert capsys.readouterr().out.count("test accuracy") >= 4
 
 
 def _without_numbers(text):

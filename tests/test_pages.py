@@ -176,3 +176,18 @@ def test_pictures_have_both_themes(page):
     for _, name in light:
         for suffix in ("", "-dark"):
             assert (prose.source(page).parent / f"{name}{suffix}.svg").exists()
+
+
+FUNCTIONS = {
+    f"{module.__name__}.{name}": function
+    for module in (ns, ns.functional, ns.visualize, ns.testing)
+    for name in dir(module)
+    if inspect.isfunction(function := getattr(module, name))
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_public_function_says_what_it_returns(name):
+    function = FUNCTIONS[name]
+    if inspect.signature(function).return_annotation is not None:
+        assert re.search(r"\bReturns:\n", inspect.getdoc(function)), name

@@ -81,6 +81,9 @@ def parameter_groups(
             state and gradients are as before afterwards.
         momentum: β, for the rate.
 
+    Returns:
+        Groups for an optimiser: kernels, what does not decay, and similarities.
+
     Raises:
         ValueError: a decay is negative, the momentum not in [0, 1), or nothing trains, or `logits`
             is no function, or the logits are no tensor of floating point, do not depend on the
@@ -260,6 +263,9 @@ def penalty(model: nn.Module, measure: Measure | str = "l1") -> Tensor:
     "l1" is soft sparsity, Σ|M| (paper, §3.4); "nuclear" the sum of the singular values, for low
     rank; "deviation" Σ(M - I)²; or any function of the matrices (*blocks, K, K) of a layer to a
     scalar. A network without static M has penalty 0.
+
+    Returns:
+        The penalty, a scalar to add to the loss.
 
     Raises:
         ValueError: there is no measure of that name.

@@ -41,6 +41,9 @@ def similarities(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     Static: (K,) or (K, K). Dynamic, of `Conv2d` alone: (n, K, h, w) or (n, K, K, h, w) over the
     network's input `x`, (n, c, height, width). Unshared blocks are averaged. The network runs in
     evaluation mode; modes are restored afterwards.
+
+    Returns:
+        M of every layer, by name.
     """
     check_module(model)
     require_tensors(x=x)
@@ -77,7 +80,11 @@ def _recording_hook(found: dict[str, Tensor], name: str) -> Any:
 
 @torch.no_grad()
 def kernel_shapes(model: nn.Module) -> dict[str, Tensor]:
-    """D of every layer that learns its kernel's shape (`ns.Masked`), as large as the kernel."""
+    """D of every layer that learns its kernel's shape (`ns.Masked`), as large as the kernel.
+
+    Returns:
+        Kernel shapes by the names of layers.
+    """
     check_module(model)
     return {
         ".".join(word for word in name.split(".") if word != "similarity"): shape.float().cpu()
@@ -91,6 +98,9 @@ def kernel_shapes(model: nn.Module) -> dict[str, Tensor]:
 
 def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
     """A picture for every layer, showing which taps its kernel has.
+
+    Returns:
+        The figure.
 
     Raises:
         ValueError: `shapes` does not map names to tensors, or `columns` is below 1.
@@ -107,6 +117,9 @@ def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
 
 def mean_matrix(m: Tensor) -> Tensor:
     """(K, K) of any M that `similarities` returns: the mean over images and positions.
+
+    Returns:
+        M - I, averaged over positions and images.
 
     Raises:
         ValueError: `m` is not a tensor of real numbers on a device.
@@ -128,6 +141,9 @@ def plot_matrices(
     If `kernels` gives the layer's kernel size, taps are drawn at their places in the kernel: a
     diagonal M as one kernel, any other M as a map over the patch's taps for every kernel tap. An M
     over channels and taps stays a matrix.
+
+    Returns:
+        The figure.
 
     Raises:
         ValueError: `found` does not map names to matrices or `kernels` to sizes, or `columns` is
@@ -181,6 +197,9 @@ def plot_maps(
         m: (n, K, h, w) or (n, K, K, h, w).
         title: The title above the picture.
         kernel: Height and width of the kernel; None is square where K allows it, else one row.
+
+    Returns:
+        The figure.
 
     Raises:
         ValueError: the shapes do not fit.

@@ -67,6 +67,9 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
         extra: What else was trained or estimated: names or globs of modules, parameters and
             buffers, or modules ("fc", "*.bn?", "*running*").
 
+    Returns:
+        The path of the file.
+
     Raises:
         ValueError: the network has no similarity and `extra` is empty, or it has one that is not
             made of the library's own parts alone (the message has the layer's name), or `extra`

@@ -39,6 +39,9 @@ def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> Any
         path: Path of the file. It may come from anyone: nothing in it is executed.
         inplace: Adapt `backbone` itself, not a copy; if that fails, it is left unchanged.
 
+    Returns:
+        A copy of `model` with the adapter's similarities and tensors.
+
     Raises:
         ValueError: `backbone` has similarities, or is not the one of the file, or the file was not
             written by `save_adapter`, or holds values that are not finite or that the network's
@@ -53,6 +56,9 @@ def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> Any
 
 def adapters(backbone: nn.Module, **files: File) -> "Adapters":
     """Several adapters on one backbone by their names, none active; see `Adapters`.
+
+    Returns:
+        The switch: `use(name)` puts an adapter on, `use(None)` takes it off.
 
     Raises:
         ValueError, FileNotFoundError: as `load_adapter`.

@@ -48,6 +48,9 @@ def freeze_backbone(
         train: What else trains: names or globs of modules and parameters ("fc", "*.bn?"), or
             modules; () for nothing else.
 
+    Returns:
+        `model` itself.
+
     Raises:
         ValueError: the network has no similarity and `train` is None, or `train` names what has no
             parameter there, or `norm` is unknown.
@@ -124,6 +127,9 @@ def unfreeze_backbone(model: AnyNetwork) -> AnyNetwork:
     """Undo `freeze_backbone`: let all of `model` train again, in place.
 
     `save_adapter` still writes what was trainable until then.
+
+    Returns:
+        `model` itself.
     """
     check_module(model)
     remove_norm_hooks(model)

@@ -135,6 +135,9 @@ def plan(
 
     A dict by the names of layers; `print` shows it as a table.
 
+    Returns:
+        The plan: print it, or read its rows.
+
     Raises:
         ValueError: `model` is not a module, `similarity` does not start at the identity, or `where`
             names what cannot have a similarity or is not in the model.

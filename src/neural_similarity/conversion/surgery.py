@@ -63,6 +63,9 @@ def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float
     mappings are compared key by key. Equal infinite values do not differ. Modes are restored
     afterwards.
 
+    Returns:
+        The largest absolute difference of their outputs.
+
     Raises:
         ValueError: the outputs are something else, or not of the same shapes or keys.
     """
@@ -154,6 +157,9 @@ def convert(
             `fold` returns torch's class.
         inplace: Convert `model` itself; if that fails, it is left unchanged.
 
+    Returns:
+        The converted copy of `model`, of the same outputs; `model` itself is unchanged.
+
     Raises:
         ValueError: a module named in `where` is missing or cannot be converted, a glob fits no
             layer, there is no layer to convert (and none with a similarity already), the similarity
@@ -180,6 +186,9 @@ def unconvert(model: AnyNetwork, inplace: bool = False) -> AnyNetwork:
     """`model` with its similarities dropped: the plain network with the kernels it has now.
 
     Normalisation that `freeze_backbone` holds is released; `requires_grad` does not change.
+
+    Returns:
+        A copy of `model` without similarities: the layers with their kernels as they are.
 
     Raises:
         ValueError: a layer is of another class than ours, as with a parametrization.
@@ -209,6 +218,9 @@ def fold(model: AnyNetwork, dynamic: OnDynamic = "error") -> AnyNetwork:
         model: Any network.
         dynamic: What to do with dynamic layers, which no plain convolution equals: "error", or
             "keep" them as they are.
+
+    Returns:
+        A copy of `model` in which static layers are torch's own, with M in their kernels.
 
     Raises:
         ValueError: the network has dynamic layers and `dynamic` is "error", or a layer, which the

@@ -159,6 +159,9 @@ def load(
         checkpoint: "last", or "best" on held-out data if the run held any out.
         device: where the network goes.
 
+    Returns:
+        The trained network, in evaluation mode.
+
     Raises:
         RunError: there is no run, or no such checkpoint, in the folder.
         ValueError: `checkpoint` is neither of the two.

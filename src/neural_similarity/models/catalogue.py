@@ -62,6 +62,9 @@ def options(name: str) -> dict[str, Any]:
 def build(name: str, num_classes: int, **chosen: Any) -> nn.Module:
     """The network called `name`; see its function for the options.
 
+    Returns:
+        The network, with new weights.
+
     Raises:
         ValueError: no network has that name, or it has no such option.
     """

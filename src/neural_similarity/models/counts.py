@@ -12,7 +12,11 @@ from neural_similarity.nn.modes import check_module, preserving_state
 
 
 def parameters(model: nn.Module) -> int:
-    """Number of parameters, frozen ones, similarities and predictors included."""
+    """Number of parameters, frozen ones, similarities and predictors included.
+
+    Returns:
+        The number of parameters.
+    """
     check_module(model)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -30,6 +34,9 @@ def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
         model: Any network with one input.
         size: Size of the input without its batch dimension: (channels, height, width), or the three
             numbers as arguments.
+
+    Returns:
+        Multiplications of one forward pass of one image.
 
     Raises:
         ValueError: `model` is no module, or a number is below 1.

@@ -30,6 +30,9 @@ def sharing() -> Iterator[None]:
     """Layers built inside share their `Shared` predictors; nested contexts act as one.
 
     `ns.convert` and the networks of `ns.models` build inside one of their own.
+
+    Returns:
+        A context in which predictors of a kernel size are one module.
     """
     if _POOL.get() is not None:
         yield

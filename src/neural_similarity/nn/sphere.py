@@ -193,6 +193,9 @@ def orthogonality(
         unit: Compare kernels by direction alone; False takes W as it is, which pulls the lengths
             towards 1 as well.
 
+    Returns:
+        The penalty, a scalar to add to the loss.
+
     Raises:
         ValueError: `layers` holds something that is not a module, or no `SphereConv2d`.
     """

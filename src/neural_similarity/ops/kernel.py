@@ -42,6 +42,9 @@ def fold_kernel(
         groups: Groups of the convolution; used with `blocks` only.
         dtype: Of the result; by default `weight`'s.
 
+    Returns:
+        The kernel W M, of the shape of W.
+
     Raises:
         ValueError: M is neither diagonal nor square, or of another length than the last dimensions
             of `weight`, or `blocks` do not fit; or `weight` holds integers.

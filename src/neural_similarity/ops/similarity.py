@@ -102,6 +102,9 @@ def similarity_conv1d(
 
     An input without a batch dimension cannot have a dynamic diagonal M here: (k, l) would be read
     as one static matrix.
+
+    Returns:
+        The output at every position.
     """
     return similarity_conv(
         1, x, weight, similarity, bias, stride, padding, dilation, groups,
@@ -122,7 +125,11 @@ def similarity_conv3d(
     blocks: Blocks | None = None,
     backend: Backend = "auto",
 ) -> Float[Tensor, "*n o d h w"]:
-    """`similarity_conv2d` over three dimensions; dynamic M is (n, K, d, h, w) or with K, K."""
+    """`similarity_conv2d` over three dimensions; dynamic M is (n, K, d, h, w) or with K, K.
+
+    Returns:
+        The output at every position.
+    """
     return similarity_conv(
         3, x, weight, similarity, bias, stride, padding, dilation, groups,
         blocks=blocks, backend=backend,

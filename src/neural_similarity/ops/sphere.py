@@ -50,6 +50,9 @@ def patch_norm(
     float32 (float64 for float64; on a GPU in TF32 unless `torch.backends.cudnn.allow_tf32` is off).
     At a zero patch it is √eps and its gradient is zero.
 
+    Returns:
+        The norm of every patch.
+
     Raises:
         ValueError: `eps` is not positive, `groups` does not divide the channels, or `x` has other
             dimensions or holds integers.
@@ -123,6 +126,9 @@ def sphere_conv2d(
         k: Width of the sigmoid, positive; a tensor may be learned.
         normalize: "both", or "input" to divide by the patch norm alone (cosine only).
         eps: Added to the squared norms, positive.
+
+    Returns:
+        The convolution's output, of normalised patches and kernels.
 
     Raises:
         ValueError: an option is unknown or does not fit the others, or `x` or `bias` has another

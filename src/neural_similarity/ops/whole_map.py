@@ -36,6 +36,9 @@ def global_similarity(
         blocks: ("channels", b): each of b consecutive groups of the channels has an M of its own,
             and `similarity` an axis of that length before its positions.
 
+    Returns:
+        The map after M_G, of its own shape.
+
     Raises:
         ValueError: the shapes do not fit, `x` is of integers, or `blocks` are not of channels.
     """
@@ -86,6 +89,9 @@ def global_attention(
         normalize: "softmax" over q, or "none": M = G1 G2ᵀ.
         fused: Use `torch.nn.functional.scaled_dot_product_attention`, whose fused kernels cannot
             be differentiated twice; False writes the softmax out and can.
+
+    Returns:
+        The attended values at every position.
 
     Raises:
         ValueError: the shapes do not fit, or `normalize` is unknown.

@@ -36,6 +36,9 @@ def export_adapter(model: nn.Module, path: File) -> Path:
         model: A network from `peft.get_peft_model` with an `NslConfig`.
         path: Path of the file; its folder is created.
 
+    Returns:
+        The path of the file.
+
     Raises:
         ValueError: not exactly one adapter is active, or it is merged, or it is not of an
             `NslConfig`, or as `ns.save_adapter`.
@@ -89,6 +92,9 @@ def import_adapter(backbone: nn.Module, path: File, adapter_name: str = "default
 
     What the file holds besides M becomes `modules_to_save`. If it fails, the backbone is left
     unchanged.
+
+    Returns:
+        `model` itself, with the adapter active.
 
     Raises:
         ValueError: as `ns.load_adapter`, or PEFT cannot hold what the file does: several

@@ -31,6 +31,9 @@ from neural_similarity.testing.layer_cases import Case, NotApplicableError
 def check(law: str, case: Case) -> str | None:
     """Check one of `LAWS`; return the reason if it does not apply, else None.
 
+    Returns:
+        None where the law holds, or the reason why it does not apply.
+
     Raises:
         AssertionError: the law does not hold.
         ValueError: there is no law of that name, or `case` is not a `Case`.

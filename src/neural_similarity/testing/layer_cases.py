@@ -90,6 +90,9 @@ class Case:
 def cases(structure: Structure, predictor: Predictor | None = None) -> tuple[Case, ...]:
     """A structure in every layer, static and predicted (by default by a small `SphereNet`).
 
+    Returns:
+        A case for each layer and kind that the structure fits.
+
     Raises:
         ValueError: `structure` is not a `Structure`, or `predictor` not a predictor.
     """
