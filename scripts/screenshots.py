@@ -5,8 +5,8 @@
 
 Checked at 1280 and 390 pixels: no failed request, no error in the console, no link to a page or
 heading that does not exist, no formula left as text, no picture without size or at less than 0.4 of
-it (but for those of class "fit"), nothing wider than the screen, no picture wider than its column,
-and outside of docs/evidence no table either at 1280 pixels. Files that are named, such as those of
+it (but for those of class "fit"), nothing wider than the screen; outside of docs/evidence no
+picture wider than its column, and no table at 1280 pixels. Files that are named, such as those of
 `nsim report`, are opened from disk. Pictures of whole pages, in light and dark, go to
 build/screenshots. The browser is the system's `chromium`, or what `playwright install` brought.
 """
@@ -41,9 +41,9 @@ FACTS = """() => ({
   empty: [...document.querySelectorAll('main img, body > section img')]
     .filter(i => i.complete && !i.naturalWidth).map(i => i.src),
   small: [...document.querySelectorAll('main img:not(.fit), body > section img')]
-    .filter(i => i.clientWidth < 0.4 * i.naturalWidth).map(i => i.alt),
+    .filter(i => i.clientWidth && i.clientWidth < 0.4 * i.naturalWidth).map(i => i.alt),
   broad: [...document.querySelectorAll('article img, article table')].filter(e => e.clientWidth)
-    .filter(e => e.tagName == 'IMG' || (innerWidth > 1000 && !/evidence|timm/.test(location)))
+    .filter(e => !/evidence/.test(location) && (e.tagName == 'IMG' || innerWidth > 1000))
     .filter(e => e.getBoundingClientRect().width > e.closest('article').clientWidth + 1)
     .map(e => e.alt || e.textContent.trim().slice(0, 40)),
   flat: [...document.querySelectorAll('math')]

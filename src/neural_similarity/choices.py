@@ -11,7 +11,7 @@ from numbers import Real
 from types import ModuleType
 from typing import Any
 
-VERSION = "0.2.0"
+VERSION = "0.4.0"
 
 
 def public_names(module: str) -> Callable[[], list[str]]:
