@@ -17,7 +17,8 @@ from typing import Any
 from neural_similarity_paper.studies.adapt_map import OLDER_MAP
 from neural_similarity_paper.studies.adapt_study import CellReport
 from neural_similarity_paper.tables import TABLES, make_report
-from neural_similarity_paper.tables.markdown import MINUS, markdown_rows, our_result, signed_number
+from neural_similarity_paper.tables.markdown import MINUS, markdown_rows, signed_number
+from neural_similarity_paper.tables.pages import our_result
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
