@@ -104,7 +104,7 @@ def test_the_recipes_have_what_their_sheets_chose():
     """And no arm has a record before its sheet is whole."""
     chosen = {}
     for path in (RESULTS / END_SEARCH).glob("*.json"):
-        accuracies = read_sheet(path, SCORED).accuracies
+        accuracies = read_sheet(path, SCORED).scores
         if not missing_settings(accuracies):
             chosen[path.stem] = best_settings(accuracies)
     assert chosen == CHOSEN

@@ -1,16 +1,17 @@
 """Deblurring: cameras and ways obey their formulas, and tables follow from the runs."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from neural_similarity.lab import cli
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity_paper.statistics import by_seed_and_image
 from neural_similarity_paper.studies import restore, restore_task
-from neural_similarity_paper.studies.restore import DRAWS, FIELDS, TRAINED, Cell, read_cells
+from neural_similarity_paper.studies.adapt_report import study_to_markdown
+from neural_similarity_paper.studies.restore import RESTORE
 from neural_similarity_paper.studies.restore_task import (
     CAMERAS,
     RATE_CAMERAS,
@@ -92,69 +93,77 @@ def test_a_ratio_is_that_of_its_definition():
 
 @pytest.fixture
 def tiny_study(monkeypatch, tmp_path):
-    """Two ways and small networks that train for a step."""
+    """Three ways that train, under two cameras, in small networks that train for a step."""
     parts = {"train": images(4), "draws": images(130, seed=1)}
     parts |= {"held_out": images(3, seed=2), "test": images(5, seed=3)}
     monkeypatch.setattr(restore, "load_sharp", lambda *_: parts)
-    monkeypatch.setattr(restore, "GROUPS", (("tiny", 4, 2),))
-    monkeypatch.setattr(restore, "TRAINED", {way: TRAINED[way] for way in ("m", "all", "last")})
-    few = ("turned-35", "turned-90")
-    monkeypatch.setattr(restore, "CAMERAS", {camera: CAMERAS[camera] for camera in few})
     monkeypatch.setattr(restore, "STEPS", 1)
     monkeypatch.setattr(restore_task, "PRETRAINING", {"batch": 2, "steps": 1, "rate": 1e-3})
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    restore._backbone.cache_clear()
+    ways = {way: RESTORE.ways[way] for way in ("m", "all", "m-all", "nothing", "input", "turned")}
+    cells = tuple(restore.restore_cell("tiny", 4, 2, c) for c in ("turned-35", "turned-90"))
+    yield replace(RESTORE, ways=ways, stages=(tuple(ways),), cells=cells)
+    restore._backbone.cache_clear()
 
 
-def test_a_stopped_study_goes_on_and_its_page_follows_from_the_runs(tiny_study, monkeypatch):
-    """Runs are scored on test images alone once all rates are chosen, on held-out ones before."""
-    asked, run_trial = [], restore.run_trial
+def test_a_stopped_study_goes_on_and_its_page_follows_from_the_runs(tiny_study, tmp_path):
+    """Rates are chosen on held-out images, and cells are scored on test images."""
+    asked = []
 
-    def stopping(backbone, trial, count, sharp, held_out):
-        if len(asked) == 40:
-            raise KeyboardInterrupt
-        asked.append((trial, held_out))
-        return run_trial(backbone, trial, count, sharp, held_out)
+    def run_until(count):
+        def run_trial(trial, data, held_out):
+            if len(asked) == count:
+                raise KeyboardInterrupt
+            asked.append((trial, held_out))
+            return restore.run_trial(trial, data, held_out)
 
-    arguments = tiny_study, tiny_study / "results", lambda _: None
-    monkeypatch.setattr(restore, "run_trial", stopping)
+        study = replace(tiny_study, run_trial=run_trial)
+        study.run(tmp_path, tmp_path / "results", lambda _: None)
+
     with pytest.raises(KeyboardInterrupt):
-        restore.run_restore(*arguments)
-    monkeypatch.setattr(
-        restore, "run_trial", lambda *all: asked.append(all[1::3]) or run_trial(*all)
-    )
-    restore.run_restore(*arguments)
+        run_until(40)
+    run_until(None)
     assert len({trial for trial, _ in asked}) == len(asked)
-    assert all(held_out == (trial.change in RATE_CAMERAS) for trial, held_out in asked)
-    cell = Cell("tiny", 4, 2, "turned-35")
-    sheet = read_sheet(tiny_study / "results" / "adapt-restore" / "tiny-4-2.json", FIELDS)
-    scores = restore.scores_of(sheet)
-    assert not any(cell.search(way).missing(scores) for way in restore.TRAINED)
-    report = read_cells(tiny_study / "results")[0]
-    mine, theirs = (
-        torch.tensor([sheet.runs[str(trial)]["images"] for trial in cell.trials(scores)[way]])
-        for way in ("m", "last")
+    assert all(
+        held_out == (trial.change.split("/")[3] in RATE_CAMERAS) for trial, held_out in asked
     )
-    assert mine.shape == (len(DRAWS), 5)
-    torch.testing.assert_close(report.ratios["m"], mine)
-    if report.leads:
-        assert report.leads["last"] == by_seed_and_image(mine - theirs)
-    assert cli.main(["table", "adapt-restore", "--results", "results"]) == 0
+    reports = tiny_study.read(tmp_path / "results")
+    assert [report.draws for report in reports] == [[1, 2, 3, 4, 5]] * 2
+    sheet = read_sheet(tmp_path / "results/adapt-restore/tiny-4-2.json", RESTORE.fields)
+    for report in reports:
+        (change,) = report.cell.changes
+        ours, alone, both = (
+            torch.tensor([own for key, own in sheet_runs(sheet, way, change)])
+            for way in ("m", "all", "m-all")
+        )
+        torch.testing.assert_close(report.correct[0]["m"], ours)
+        best = max(part.mean() for part in (ours, alone, both))
+        leads = report.leads[0]
+        assert bool(leads) == bool(
+            best > torch.tensor(sheet_runs(sheet, "input", change)[0][1]).mean()
+        )
+        if leads:
+            assert leads["all"].interval == by_seed_and_image(ours - alone)
+            assert leads["m-all"].interval == by_seed_and_image(both - alone)
+    text = study_to_markdown(tiny_study, tmp_path / "results")
+    assert "2 of 2 cells have run" in text
+    assert "bfloat16" not in text
 
 
-def test_a_cell_where_nothing_beats_the_image_ranks_nothing():
-    ratios = {way: torch.full((5, 4), 20.0) for way in TRAINED} | {
-        "input": torch.full((1, 4), 21.0)
-    }
-    report = restore.CellReport(Cell("tiny", 4, 2, "turned-35"), ratios, {})
-    assert not report.leads
-    better = restore.CellReport(report.cell, ratios | {"all": torch.full((5, 4), 22.0)}, {})
-    assert better.leads["all"].mean == -2
+def sheet_runs(sheet, way, change):
+    """The images' ratios of a way in a cell, by draw."""
+    own = {key: run["images"] for key, run in sheet.runs.items()}
+    return sorted(
+        (key, own[key]) for key in own if (key.split()[0], key.split()[2]) == (way, change)
+    )
 
 
-def test_a_sheet_of_another_network_is_refused(tiny_study):
-    restore.run_restore(tiny_study, tiny_study / "results", lambda _: None)
-    (tiny_study / "runs" / "adapt-restore" / "tiny-4.pt").unlink()
+def test_a_sheet_of_another_network_is_refused(tiny_study, tmp_path):
+    arguments = tmp_path, tmp_path / "results", lambda _: None
+    tiny_study.run(*arguments)
+    (tmp_path / "runs/adapt-restore/tiny-4.pt").unlink()
+    restore._backbone.cache_clear()
     restore_task.PRETRAINING["rate"] = 2e-3
-    with pytest.raises(ValueError, match="another backbone; move it away"):
-        restore.run_restore(tiny_study, tiny_study / "results", lambda _: None)
+    with pytest.raises(ValueError, match=r"tiny-4-2.json is of another backbone"):
+        tiny_study.run(*arguments)

@@ -24,13 +24,12 @@ from neural_similarity_paper.studies.new_heads import (
     new_heads_to_markdown,
     run_new_heads,
 )
-from neural_similarity_paper.studies.restore import RESTORE, restore_to_markdown, run_restore
+from neural_similarity_paper.studies.restore import RESTORE
 from neural_similarity_paper.studies.sheets import ReportLine
 
-STUDIES = {study.name: study for study in (MAP, CONTINUAL, STREAM, KNOWN_CHANGES)}
+STUDIES = {study.name: study for study in (MAP, CONTINUAL, STREAM, KNOWN_CHANGES, RESTORE)}
 """Studies of adaptation by the name of their table and of the folder of their records."""
 RUNS: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
-    RESTORE: ("Deblurring: other cameras", run_restore),
     NEW_HEADS: ("The default with a new head", run_new_heads),
     **{
         f"{END_SEARCH}-{arm}": (f"Learning rate and decay of {arm}", partial(run_search, arm))
@@ -40,7 +39,6 @@ RUNS: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
 """Titles, and what runs, of other studies."""
 PAGES: dict[str, tuple[str, Callable[[Path], str]]] = {
     "end": ("Trained to the end", end_to_markdown),
-    RESTORE: ("Deblurring: other cameras", restore_to_markdown),
     NEW_HEADS: ("The default with a new head", new_heads_to_markdown),
 }
 """Titles, and the texts of what has run, of other studies."""

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from neural_similarity.files import new_file
 from neural_similarity_paper.statistics import mean_and_deviation
-from neural_similarity_paper.studies.adapt_study import CellReport, Lead, Study
+from neural_similarity_paper.studies.adapt_study import PERCENT, CellReport, Lead, Study
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.verdicts import LEVEL
 
 SHADES = 5
 """Points of lead at which the picture's colours end."""
 LEADS_NOTE = (
-    "Leads are those of M in points over a way, and of a way with M over the same way without, "
+    "Leads are those of M in {unit} over a way, and of a way with M over the same way without, "
     "with 95 % intervals over test images (and draws, crossed, from three draws on). P-values are "
     "adjusted by Holm within the cell, and over all cells: leads over other ways are one family, "
-    "those of ways with M another. ± is the standard deviation over draws. Runs train in bfloat16, "
-    "and are scored in it where nothing else is named."
+    "those of ways with M another. ± is the standard deviation over draws."
 )
+PRECISION_NOTE = "Runs train in bfloat16, and are scored in it where nothing else is named."
 
 
 def study_to_markdown(study: Study, results: Path, picture: str | None = None) -> str:
@@ -32,7 +32,10 @@ def study_to_markdown(study: Study, results: Path, picture: str | None = None) -
     parts = [f"# {study.title}"]
     if picture:
         parts.append(f"![M's leads by change of the images]({picture})")
-    parts += [LEADS_NOTE, *_study_parts(study, study.read(results))]
+    notes = LEADS_NOTE.format(unit=study.unit.lead)
+    if study.unit is PERCENT:
+        notes += f" {PRECISION_NOTE}"
+    parts += [notes, *_study_parts(study, study.read(results))]
     for older in study.older:
         parts += [f"## {older.title}", *_study_parts(older, older.read(results))]
     return "\n\n".join(parts) + "\n"
@@ -43,7 +46,7 @@ def _study_parts(study: Study, reports: Sequence[CellReport]) -> list[str]:
     head = ["", "way", study.size[0], "rate"]
     for column in study.columns:
         title = f" ({column.title})" if column.title else ""
-        head += [f"accuracy, %{title}", f"lead of M{title}", "p, cell", "p, all cells"]
+        head += [f"{study.unit.title}{title}", f"lead of M{title}", "p, cell", "p, all cells"]
     rows = [_way_cells(study, report, way) for report in reports for way in report.runs]
     table = [*_summaries(study, reports), markdown_rows(head, *rows)] if rows else []
     return [counts, study.note, *table]
@@ -74,7 +77,10 @@ def _way_cells(study: Study, report: CellReport, way: str) -> list[str]:
     rate = {"0": "by curvature"}.get(rate, rate) if trained else ""
     cells = [cell_title(report), study.ways[way].label, study.size[1](way, trained), rate]
     for correct, leads in zip(report.correct, report.leads, strict=True):
-        cells += [accuracy_text(correct[way]) + scored_text(runs), *_lead_cells(leads.get(way))]
+        cells += [
+            mean_text(correct[way], study.unit.scale) + scored_text(runs),
+            *_lead_cells(leads.get(way)),
+        ]
     return cells
 
 
@@ -90,9 +96,9 @@ def _lead_cells(lead: Lead | None) -> tuple[str, str, str]:
     return interval_text(lead.interval), f"{lead.p:.3f}", f"{lead.p_all:.3f}"
 
 
-def accuracy_text(correct: Tensor) -> str:
-    """Accuracy with its deviation over draws, in percent, of booleans (draws, images)."""
-    return deviation_text(*mean_and_deviation((100 * correct.double().mean(1)).tolist()))
+def mean_text(entries: Tensor, scale: float) -> str:
+    """The mean, times `scale`, with its deviation over draws, of entries (draws, images)."""
+    return deviation_text(*mean_and_deviation((scale * entries.double().mean(1)).tolist()))
 
 
 def scored_text(runs: Iterable[Mapping[str, Any]]) -> str:
@@ -115,6 +121,8 @@ def best_baseline(study: Study, report: CellReport, column: int = 0) -> str:
 
 def is_ahead(study: Study, report: CellReport, column: int = 0) -> bool:
     """Whether M is ahead of the best other way, and this survives the adjustment in the cell."""
+    if not report.leads[column]:
+        return False
     lead = report.leads[column][best_baseline(study, report, column)]
     return lead.interval.mean > 0 and lead.p < LEVEL
 
@@ -129,6 +137,7 @@ def draw_study(study: Study, results: Path, path: Path) -> None:
 
     studies = [(each, each.read(results)) for each in (study, *study.older)]
     study, reports = next((pair for pair in studies if pair[1]), studies[0])
+    reports = [report for report in reports if report.leads[0]]
     pairs = [way for way, spec in study.ways.items() if spec.alone]
     names = ["M − best other", *(study.ways[way].label for way in pairs)]
     figure = Figure(figsize=(3 + 1.8 * len(names), 1.5 + 0.45 * len(reports)), layout="constrained")

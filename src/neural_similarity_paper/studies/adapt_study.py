@@ -17,6 +17,7 @@ from neural_similarity.lab.train.statistics import Interval
 from neural_similarity_paper.statistics import LEAST_SEEDS, by_image, by_seed_and_image, holm
 from neural_similarity_paper.studies.rates import RateSearch, SearchPlace, Trial
 from neural_similarity_paper.studies.sheets import (
+    TRAINED,
     ReportLine,
     Sheet,
     filling_alone,
@@ -72,8 +73,19 @@ class Column(NamedTuple):
     curved: Collection[str] = ()
 
 
+class Unit(NamedTuple):
+    """Title of the column of means, unit of leads, and factor on an image's entry."""
+
+    title: str
+    lead: str
+    scale: float
+
+
+PERCENT = Unit("accuracy, %", "points", 100.0)
+
+
 class Lead(NamedTuple):
-    """A difference in points, with p-values adjusted within the cell and over all cells."""
+    """A difference, with p-values adjusted within the cell and over all cells."""
 
     interval: Interval
     p: float
@@ -85,7 +97,8 @@ class CellReport:
     """What a cell's runs say; lists have an entry for each column of rates.
 
     Attributes:
-        correct: whether a way was right, boolean (draws, images), for the draws that ran.
+        correct: what a way's runs say of each image, such as whether it was right, (draws, images),
+            for the draws that ran.
         leads: of M over a way; or of a way with M over the same way alone.
     """
 
@@ -112,6 +125,10 @@ class Study:
         terms: facts of every new sheet, such as the digest of the network.
         positions: where a run's images stand among those of its draw; by default in their order.
         size: title and text of what a way costs, from the number of trained parameters.
+        answers: the field of a run that has an entry for each image: packed booleans, or numbers.
+        unit: how means and leads are shown.
+        fields: types of what the table shows of a run.
+        floor: a way without training; a cell where none that trains is above it ranks nothing.
         older: studies that are shown below it.
     """
 
@@ -128,6 +145,10 @@ class Study:
     folder: str = ""
     positions: Callable[[Trial, int], Tensor] = lambda _, count: torch.arange(count)
     size: tuple[str, Callable[[str, int], str]] = ("trained", lambda _, trained: f"{trained:,}")
+    answers: str = "correct"
+    unit: Unit = PERCENT
+    fields: Mapping[str, Any] = field(default_factory=lambda: TRAINED)
+    floor: str = ""
     older: tuple["Study", ...] = ()
 
     def sheet_path(self, results: Path, stem: str, facts: Mapping[str, Any] | None = None) -> Path:
@@ -155,7 +176,7 @@ class Study:
         rates = self._open(self.sheet_path(results, cell.rates_file, shared), shared)
 
         def run_held_out(trial: Trial) -> dict[str, Any]:
-            return {k: v for k, v in run(trial, held_out=True).items() if k != "correct"}
+            return {k: v for k, v in run(trial, held_out=True).items() if k != self.answers}
 
         fill = partial(rates.fill, run_trial=run_held_out, report=report)
         chosen = self.choose_rates(cell, stage, rates, fill) or {}
@@ -169,7 +190,7 @@ class Study:
             ValueError: its runs are of another one.
         """
         terms = self.terms()
-        sheet = open_sheet(path, **terms, **facts)
+        sheet = open_sheet(path, self.fields, **terms, **facts)
         for name, value in terms.items():
             if sheet.facts.get(name) != value:
                 raise ValueError(f"{path} is of another {name}, {sheet.facts.get(name)!r:.80}")
@@ -183,11 +204,11 @@ class Study:
         for name in dict.fromkeys(name for way in ways for name in self.ways[way].rates):
             others = tuple(chosen[other] for other in self.ways[name].rates[:-1])
             search = RateSearch(name, cell.place, others)
-            while missing := search.missing(sheet.accuracies):
+            while missing := search.missing(sheet.scores):
                 if fill is None:
                     return None
                 fill(missing)
-            chosen[name] = search.choose(sheet.accuracies)
+            chosen[name] = search.choose(sheet.scores)
         return chosen
 
     def trials(
@@ -236,8 +257,8 @@ class Study:
         return reports
 
     def _read_cell(self, results: Path, cell: Cell) -> CellReport | None:
-        sheet = read_sheet(path := self.sheet_path(results, cell.file))
-        rates = read_sheet(self.sheet_path(results, cell.rates_file, sheet.facts))
+        sheet = read_sheet(path := self.sheet_path(results, cell.file), self.fields)
+        rates = read_sheet(self.sheet_path(results, cell.rates_file, sheet.facts), self.fields)
         trials: dict[tuple[int, str, int], list[Trial]] = {}
         for stage in self.stages:
             if (chosen := self.choose_rates(cell, stage, rates)) is not None:
@@ -276,30 +297,37 @@ class Study:
         )
 
     def _correct(self, trials: Sequence[Trial], runs: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Whether the images of a draw were right, boolean (images)."""
-        parts = [unpack_correct(run["correct"]) for run in runs]
+        """What a run says of each image of a draw, (images)."""
+        packed = self.answers == "correct"
+        parts = [(unpack_correct if packed else torch.tensor)(run[self.answers]) for run in runs]
         places = [self.positions(t, len(part)) for t, part in zip(trials, parts, strict=True)]
         return torch.cat(parts)[torch.cat(places).argsort()]
 
     def _leads(self, correct: Mapping[str, Tensor]) -> dict[str, Lead]:
         """The leads of a column, adjusted for those over baselines, and for those of pairs."""
         ours = self.stages[0][0]
+        trained = [correct[way].float().mean() for way in correct if self.ways[way].rates]
+        if self.floor and max(trained) <= correct[self.floor].float().mean():
+            return {}
         pairs = {w: (w, alone) for w in correct if (alone := self.ways[w].alone)}
         baselines = {w: (ours, w) for w in correct if w != ours and w not in pairs}
         leads: dict[str, Lead] = {}
         for family in (baselines, pairs):
-            found = {way: lead_of(correct[a], correct[b]) for way, (a, b) in family.items()}
+            found = {
+                way: lead_of(correct[a], correct[b], self.unit.scale)
+                for way, (a, b) in family.items()
+            }
             adjusted = holm([lead.p or 0.0 for lead in found.values()])
             leads |= {w: Lead(found[w], p) for w, p in zip(found, adjusted, strict=True)}
         return leads
 
 
-def lead_of(ours: Tensor, theirs: Tensor) -> Interval:
-    """The difference of two ways in points, of booleans (draws, images).
+def lead_of(ours: Tensor, theirs: Tensor, scale: float = 100.0) -> Interval:
+    """The difference of two ways, times `scale`, of entries (draws, images).
 
     Over draws and images, crossed; with fewer than three draws over images.
     """
-    change = 100 * (ours.float() - theirs.float())
+    change = scale * (ours.float() - theirs.float())
     if len(change) >= LEAST_SEEDS:
         return by_seed_and_image(change)
     return by_image(change.mean(0).tolist())

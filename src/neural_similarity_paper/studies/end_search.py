@@ -59,7 +59,7 @@ def run_search(arm: str, data: Path, results: Path, report: ReportLine) -> None:
     with filling_alone(results / END_SEARCH):
         terms = {"epochs": SEARCH_EPOCHS, "held_out": HELD_OUT, "seed": SEED}
         sheet = open_sheet(search_path(results, arm), SCORED, arm=arm, **terms)
-        while missing := missing_settings(sheet.accuracies):
+        while missing := missing_settings(sheet.scores):
             _run_settings(sheet, arm, missing[0], data, report)
 
 

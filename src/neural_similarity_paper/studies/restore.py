@@ -4,21 +4,18 @@ A cell is a network, a camera and a number of image pairs. Every way trains on t
 pairs for the same steps, at a rate of its own that is chosen on other cameras and images.
 """
 
-from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from neural_similarity.lab.data.images import seeded_generator
-from neural_similarity.lab.train.statistics import Interval
-from neural_similarity_paper.statistics import by_seed_and_image, holm, mean_and_deviation
-from neural_similarity_paper.studies.rates import RateSearch, SearchPlace, Trial
+from neural_similarity_paper.studies.adapt_study import Cell, Study, Unit, Way
+from neural_similarity_paper.studies.rates import SearchPlace, Trial
 from neural_similarity_paper.studies.restore_task import (
     BATCH,
     CAMERAS,
@@ -33,128 +30,59 @@ from neural_similarity_paper.studies.restore_task import (
     train_on,
     trained_network,
 )
-from neural_similarity_paper.studies.sheets import (
-    ReportLine,
-    Sheet,
-    filling_alone,
-    open_sheet,
-    read_sheet,
-)
-from neural_similarity_paper.tables.markdown import (
-    CLEAR,
-    deviation_text,
-    interval_text,
-    markdown_rows,
-)
+from neural_similarity_paper.studies.sheets import Sheet
 
-RESTORE = "adapt-restore"
-"""Name of the table, and folder of the sheets below that of all results."""
-OURS = "m"
-UNTRAINED = {"input": "the camera's image", "nothing": "as it is", "turned": "M turned, untrained"}
-TRAINED = {way: label for way, (label, _) in WAYS.items() if way not in UNTRAINED}
-DRAWS, RATE_DRAWS = (1, 2, 3, 4, 5), (11, 12)
-FIRST_RATES = (1e-3, 3e-3, 0.01)
-"""Where the choice of a rate of Adam's begins."""
 FOR_RATES = 100
 """Of the images that adaptations draw from, the last ones are for the choice of rates."""
-FIELDS = {"score": float | int, "trained": int, "images": list}
-"""Of a run: the mean of `images`, their ratios in dB, and how many numbers trained."""
-LEVEL = 0.05
-NOTE = (
-    "Peak signal-to-noise ratio in dB of 100 test images, mean ± standard deviation over five "
-    f"draws of the pairs; {STEPS} steps of Adam on {BATCH} crops. The rate of every way is chosen "
-    "for each number of pairs on other cameras and other images. Leads of M have 95 % intervals "
-    "over draws and images, crossed; one star: p < 0.05 after Holm's adjustment for the ways of "
-    "the cell, two: for all leads of this page as well. A cell where no way beats the camera's own "
-    "image ranks nothing."
+INPUT, UNTRAINED = "input", ("nothing", "turned")
+GROUPS = (
+    *(("mini-imagenet", 24, 4), ("mini-imagenet", 64, 4), ("mini-imagenet", 24, 1)),
+    *(("mini-imagenet", 24, 16), ("cifar10", 24, 4), ("cifar10", 24, 1), ("cifar10", 24, 16)),
+    *(("mini-imagenet", 64, 1), ("mini-imagenet", 64, 16)),
 )
-
-
-class Cell(NamedTuple):
-    """A number of image pairs of a camera, for a network."""
-
-    dataset: str
-    width: int
-    pairs: int
-    camera: str
-
-    @property
-    def group(self) -> str:
-        """All but the camera."""
-        return f"{self.dataset}-{self.width}-{self.pairs}"
-
-    def search(self, way: str) -> RateSearch:
-        """The choice of a way's rate for the cell's group."""
-        return RateSearch(way, SearchPlace(tuple(RATE_CAMERAS), RATE_DRAWS, FIRST_RATES))
-
-    def trials(self, scores: Mapping[str, float]) -> dict[str, list[Trial]]:
-        """The runs of every way, as far as its rate is chosen; what does not train runs once."""
-        known = [way for way in TRAINED if not self.search(way).missing(scores)]
-        rates = {way: self.search(way).choose(scores) for way in known}
-        fixed = [way for way in UNTRAINED if way != "turned" or self.camera == "turned-90"]
-        return {way: [Trial(way, (1.0,), self.camera, 0)] for way in fixed} | {
-            way: [Trial(way, (rate,), self.camera, draw) for draw in DRAWS]
-            for way, rate in rates.items()
-        }
-
-
-GROUPS = (("mini-imagenet", 24, 4), ("mini-imagenet", 64, 4), ("mini-imagenet", 24, 1),
-          ("mini-imagenet", 24, 16), ("cifar10", 24, 4), ("cifar10", 24, 1), ("cifar10", 24, 16),
-          ("mini-imagenet", 64, 1), ("mini-imagenet", 64, 16))  # fmt: skip
 """Data, channels and pairs in the order in which they run."""
 
 
-def run_restore(data: Path, results: Path, report: ReportLine) -> None:
-    """Choose rates and run all cells that lack runs; every run is kept."""
-    with filling_alone(results / RESTORE):
-        for group in GROUPS:
-            cells = [Cell(*group, camera) for camera in CAMERAS]
-            _run_group(cells, data, results, report)
-
-
-def _run_group(cells: list[Cell], data: Path, results: Path, report: ReportLine) -> None:
-    dataset, width, count, _ = cells[0]
+@lru_cache(maxsize=2)
+def _backbone(dataset: str, width: int, data: Path) -> tuple[Deblurring, dict[str, Tensor]]:
     sharp = load_sharp(dataset, data)
-    network = trained_network(width, sharp, Path("runs") / RESTORE / f"{dataset}-{width}.pt")
+    path = Path("runs") / RESTORE.name / f"{dataset}-{width}.pt"
+    return trained_network(width, sharp, path), sharp
+
+
+def check_digests(sheet: Sheet, cell: Cell, data: Path) -> None:
+    """Add the digests of a cell's network and data to its sheet.
+
+    Raises:
+        ValueError: its runs are of others.
+    """
+    network, sharp = _backbone(cell.facts["dataset"], cell.facts["width"], data)
     digests = {
         "backbone": digest_of_tensors(network.state_dict()),
         "data": digest_of_tensors(sharp),
     }
-    sheet = open_sheet(_sheet_path(cells[0], results), FIELDS, **digests)
-    if changed := [name for name in digests if sheet.facts[name] != digests[name]]:
-        raise ValueError(f"{sheet.path} is of another {' and '.join(changed)}; move it away")
-
-    def run(trials: list[Trial], held_out: bool) -> None:
-        for trial in trials:
-            if str(trial) not in sheet.runs:
-                sheet.add(trial, run_trial(network, trial, count, sharp, held_out))
-                report(f"{sheet.path.stem}: {trial}: {scores_of(sheet)[str(trial)]:.2f} dB")
-
-    for way in TRAINED:
-        while trials := cells[0].search(way).missing(scores_of(sheet)):
-            run(trials, held_out=True)
-    for cell in cells:
-        for trials in cell.trials(scores_of(sheet)).values():
-            run(trials, held_out=False)
+    for name, digest in digests.items():
+        if sheet.facts.setdefault(name, digest) != digest:
+            raise ValueError(f"{sheet.path} is of another {name}, {sheet.facts[name]!r}")
 
 
-def _sheet_path(cell: Cell, results: Path) -> Path:
-    return results / RESTORE / f"{cell.group}.json"
-
-
-def scores_of(sheet: Sheet) -> dict[str, float]:
-    """Mean ratios by trial."""
-    return {trial: run["score"] for trial, run in sheet.runs.items()}
-
-
-def run_trial(
-    backbone: Deblurring, trial: Trial, count: int, sharp: Mapping[str, Tensor], held_out: bool
-) -> dict[str, Any]:
+def run_trial(trial: Trial, data: Path, held_out: bool) -> dict[str, Any]:
     """Adapt a copy of the network, and score it on test or held-out images."""
+    dataset, width, pairs, camera = trial.change.split("/")
+    backbone, sharp = _backbone(dataset, int(width), data)
+    return adapt_and_score(
+        backbone, sharp, trial._replace(change=camera), int(pairs), held_out=held_out
+    )
+
+
+def adapt_and_score(
+    backbone: Deblurring, sharp: dict[str, Tensor], trial: Trial, count: int, *, held_out: bool
+) -> dict[str, Any]:
+    """What a run with `count` pairs keeps: the images' ratios in dB, and how many numbers train."""
     camera = (CAMERAS | RATE_CAMERAS)[trial.change]
     scored = observe(sharp["held_out" if held_out else "test"], camera, 0)
     network, trained = deepcopy(backbone), 0
-    if trial.way != "input":
+    if trial.way != INPUT:
         torch.manual_seed(trial.draw)
         WAYS[trial.way][1](network)
         trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
@@ -165,82 +93,51 @@ def run_trial(
         pairs = observe(images[order[:count]], camera, 1, trial.draw)
         train_on(network, pairs, BATCH, STEPS, trial.rates[0], trial.draw)
     with torch.no_grad():
-        restored = scored.observed if trial.way == "input" else network(scored.observed)
+        restored = scored.observed if trial.way == INPUT else network(scored.observed)
     ratios = score_images(restored, scored.sharp).nan_to_num(nan=0.0)  # NaN where it diverged.
     images = [round(ratio, 3) for ratio in ratios.tolist()]
-    return {"score": fmean(images), "trained": trained, "images": images}
+    return {"psnr": fmean(images), "trained": trained, "images": images}
 
 
-@dataclass(frozen=True)
-class CellReport:
-    """What the runs of a cell say."""
-
-    cell: Cell
-    ratios: dict[str, Tensor]
-    """By way, (draws, images) in dB."""
-    trained: dict[str, int]
-
-    @cached_property
-    def leads(self) -> dict[str, Interval]:
-        """Those of M over each way that trains; none where none beats the camera's image."""
-        own = self.ratios
-        if max(own[way].mean() for way in TRAINED) <= own["input"].mean():
-            return {}
-        return {way: by_seed_and_image(own[OURS] - own[way]) for way in TRAINED if way != OURS}
-
-
-def read_cells(results: Path) -> list[CellReport]:
-    """The cells all of whose runs are there.
-
-    Raises:
-        ValueError: a sheet is damaged.
-    """
-    reports = []
-    for cell in (Cell(*group, camera) for group in GROUPS for camera in CAMERAS):
-        if not (path := _sheet_path(cell, results)).exists():
-            continue
-        runs = (sheet := read_sheet(path, FIELDS)).runs
-        trials = cell.trials(scores_of(sheet))
-        if trials.keys() >= TRAINED.keys() and all(
-            str(t) in runs for ts in trials.values() for t in ts
-        ):
-            by_way = {way: [runs[str(trial)] for trial in own] for way, own in trials.items()}
-            ratios = {w: torch.tensor([run["images"] for run in own]) for w, own in by_way.items()}
-            trained = {way: own[0]["trained"] for way, own in by_way.items()}
-            reports.append(CellReport(cell, ratios, trained))
-    return reports
+def restore_cell(dataset: str, width: int, pairs: int, camera: str) -> Cell:
+    """A camera's images for a network."""
+    group, place = f"{dataset}-{width}-{pairs}", f"{dataset}/{width}/{pairs}"
+    search = (tuple(f"{place}/{other}" for other in RATE_CAMERAS), (11, 12), (1e-3, 3e-3, 0.01))
+    return Cell(
+        f"{group}-{camera}",
+        f"{CAMERAS[camera].label}; {dataset}, {width} channels, {pairs} pair{'s' * (pairs > 1)}",
+        (f"{place}/{camera}",),
+        (1, 2, 3, 4, 5),
+        SearchPlace(*search),
+        group,
+        f"{group}-rates",
+        () if camera == "turned-90" else ("turned",),
+        {"dataset": dataset, "width": width},
+    )
 
 
-def restore_to_markdown(results: Path) -> str:
-    """A table of each data set, width and number of pairs that has run, by camera."""
-    reports = read_cells(results)
-    total = len(GROUPS) * len(CAMERAS)
-    parts = ["# Deblurring: other cameras", f"{len(reports)} of {total} cells have run.", NOTE]
-    among_all = holm([lead.p or 0.0 for each in reports for lead in each.leads.values()])
-    adjusted = iter(among_all)
-    texts: dict[str, dict[str, list[str]]] = {}
-    for each in reports:
-        rows = texts.setdefault(each.cell.group, {})
-        in_cell = holm([lead.p or 0.0 for lead in each.leads.values()])
-        stars = {
-            way: (p < LEVEL) + (next(adjusted) < LEVEL)
-            for way, p in zip(each.leads, in_cell, strict=True)
-        }
-        for way, label in (UNTRAINED | TRAINED).items():
-            row = rows.setdefault(way, [label, f"{each.trained.get(way, 0):,}"])
-            row.append(_cell_text(each, way, stars.get(way, 0)))
-    for group, rows in texts.items():
-        cameras = [each.cell.camera for each in reports if each.cell.group == group]
-        head = ("way", "trained", *(CAMERAS[camera].label for camera in cameras))
-        parts += [f"## {group}: data, channels, pairs", markdown_rows(head, *rows.values())]
-    return "\n\n".join(parts) + "\n"
-
-
-def _cell_text(report: CellReport, way: str, stars: int) -> str:
-    """The ratio, and M's lead."""
-    if way not in report.ratios:
-        return ""
-    text = deviation_text(*mean_and_deviation(report.ratios[way].mean(1).tolist()))
-    if way not in report.leads:
-        return text
-    return f"{text}; {interval_text(report.leads[way])} {CLEAR * stars}".rstrip()
+_RESTORE_WAYS = {
+    way: Way(label, () if way in UNTRAINED else (way,), "", way not in UNTRAINED)
+    for way, (label, _) in WAYS.items()
+} | {INPUT: Way("the camera's image", every_draw=False)}
+_RESTORE_WAYS["m-all"] = _RESTORE_WAYS["m-all"]._replace(alone="all")
+RESTORE = Study(
+    name="adapt-restore",
+    title="Deblurring: other cameras",
+    note=(
+        "Peak signal-to-noise ratio in dB of 100 test images. A network of six 3×3 convolutions "
+        "that undoes one motion blur adapts to another camera with pairs of its images and sharp "
+        f"ones: {STEPS} steps of Adam on {BATCH} crops, in float32. The rate of every way is "
+        "chosen for each network and number of pairs on other cameras and other images. A cell "
+        "where no way that trains beats the camera's own image ranks nothing."
+    ),
+    ways=_RESTORE_WAYS,
+    stages=(tuple(_RESTORE_WAYS),),
+    cells=tuple(restore_cell(*group, camera) for group in GROUPS for camera in CAMERAS),
+    run_trial=run_trial,
+    begin=check_digests,
+    answers="images",
+    unit=Unit("ratio, dB", "dB", 1.0),
+    fields={"psnr": float | int, "trained": int},
+    floor=INPUT,
+)

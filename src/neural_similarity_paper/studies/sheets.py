@@ -29,9 +29,10 @@ class Sheet:
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
-    def accuracies(self) -> dict[str, float]:
-        """Accuracies by trial."""
-        return {key: run["accuracy"] for key, run in self.runs.items()}
+    def scores(self) -> dict[str, float]:
+        """What runs are judged by, accuracies or ratios in dB, by trial."""
+        runs = self.runs.items()
+        return {key: run["accuracy" if "accuracy" in run else "psnr"] for key, run in runs}
 
     def add(self, trial: object, run: dict[str, Any]) -> None:
         """Add a run and write the file."""
@@ -50,7 +51,7 @@ class Sheet:
             if str(trial) not in self.runs:
                 run = run_trial(trial)
                 self.add(trial, run)
-                report(f"{self.path.stem}: {trial}: {100 * run['accuracy']:.2f} %")
+                report(f"{self.path.stem}: {trial}: {self.scores[str(trial)]:.4g}")
 
 
 def read_sheet(path: Path, fields: Mapping[str, Any] = TRAINED) -> Sheet:
