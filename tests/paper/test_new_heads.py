@@ -10,7 +10,8 @@ from neural_similarity_paper.studies.new_heads import CELLS, FIVE_RATES, RUNS, S
 from neural_similarity_paper.studies.rates import Trial
 from neural_similarity_paper.studies.sheets import read_sheet
 
-PAGE = (Path(__file__).parents[2] / "docs/evidence/new-heads.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/evidence/new-heads.md").read_text("utf-8")
 NAMES = {"signs": ("signs", "ResNet-20"), "signs-lite0": ("signs", "EfficientNet-Lite0")}
 NAMES |= {"flowers": ("flowers", "EfficientNet-Lite0")}
 
@@ -26,6 +27,11 @@ def test_the_cells_are_those_of_the_page():
     }
     assert f"missing of {len(RUNS)} runs" in PAGE
     assert len({str(run) for run in RUNS}) == 2 * 12 * 3 + 5 * 5 * 3
+
+
+def test_the_table_is_what_the_command_writes():
+    table = ROOT / "docs/evidence/table-new-heads.md"
+    assert table.read_text("utf-8") == new_heads.new_heads_to_markdown(ROOT / "results")
 
 
 @pytest.mark.parametrize("name", CELLS)

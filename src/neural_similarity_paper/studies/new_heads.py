@@ -144,7 +144,7 @@ def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, An
     mean = means.get(default)
     pairs = zip(by_seed[default], by_seed[probe], strict=False)
     return {
-        "finite": all(run["finite"] for run in ran[default]),
+        "finite": all(run["finite"] for run in ran[default]) if ran[default] else None,
         "default": mean,
         "least lead over the probe": min((a - b for a, b in pairs), default=None),
         "best of five rates": best,
@@ -160,7 +160,10 @@ def new_heads_to_markdown(results: Path) -> str:
         [f[key] for f in facts.values() if f[key] is not None]
         for key in ("least lead over the probe", "behind it")
     )
-    broken, below = (not f["finite"] for f in facts.values()), (lead < -MARGIN for lead in leads)
+    broken, below = (
+        (f["finite"] is False for f in facts.values()),
+        (lead < -MARGIN for lead in leads),
+    )
     verdict = (
         f"{len(runs)} of {len(RUNS)} runs. Not finite: {sum(broken)} cells. More than two points "
         f"below the probe of a seed: {sum(below)} of {len(leads)} cells. Within two points of the "
