@@ -143,6 +143,15 @@ def test_a_window_as_large_as_the_map(x):
     assert_close(F.conv2d(layer(x), weight), expected)
 
 
+def test_on_a_single_position_global_and_local_agree():
+    """App. B: they are the same where the map has one position only."""
+    layer = moved(ns.GlobalSimilarity(1, (1, 1), "static-full")).double()
+    local = ns.Conv2d(1, 3, 1, similarity="static-full").double()
+    local.similarity.raw.data.copy_(layer.similarity.raw)
+    x = torch.randn(2, 1, 1, 1, dtype=torch.float64)
+    assert_close(F.conv2d(layer(x), local.weight, local.bias), local(x))
+
+
 @named
 def test_m_stays_in_float32_under_autocast(similarity):
     layer = moved(ns.GlobalSimilarity(4, SIZE, similarity))
