@@ -349,6 +349,14 @@ def missing_names(site: Path) -> list[str]:
     return found
 
 
+def shorten_search(file: Path) -> None:
+    """Let the search find pages of the navigation alone: evidence has as many words as they."""
+    index = json.loads(file.read_text("utf-8"))
+    left_out = ("evidence/", "changelog/", "contributing/")
+    index["items"] = [one for one in index["items"] if not one["location"].startswith(left_out)]
+    file.write_text(json.dumps(index, ensure_ascii=False), "utf-8")
+
+
 def run_command(*command: str) -> None:
     """Run a command from the root, which `scripts.mathml` is imported from."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -370,6 +378,7 @@ def main() -> None:
         run_command(zensical, "serve", "--config-file", str(CONFIG))
         return
     run_command(zensical, "build", "--config-file", str(CONFIG), "--clean", "--strict")
+    shorten_search(ROOT / "site" / "search.json")
     for folder in LINKED:
         shutil.copytree(ROOT / folder, ROOT / "site" / folder, dirs_exist_ok=True)
     if empty := missing_names(ROOT / "site"):
