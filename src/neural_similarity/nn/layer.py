@@ -301,8 +301,7 @@ def counterpart_of(layer: nn.Module) -> type[SimilarityLayer]:
 def check_exact(layer: SimilarityLayer) -> None:
     """Raise a `ValueError` where torch's class would drop what a subclass adds."""
     kind = unparametrized_class(layer)
-    counterparts = (b for b in kind.__mro__ if counterpart(getattr(b, "plain", b)) is b)
-    exact = next(counterparts, kind)
+    exact = next((b for b in kind.__mro__ if counterpart(getattr(b, "plain", b)) is b), kind)
     if not adds_nothing(kind, exact):
         raise ValueError(
             f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
