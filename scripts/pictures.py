@@ -285,7 +285,7 @@ def which(theme: Theme) -> Figure:
     """Which similarity: the decision tree."""
     boxes: dict[str, Box] = {
         "known": ("Is the change of the images\nknown (angle, zoom, flip)?", 30, 92),
-        "correct": ("correct the images;\nquarter turns: Affine", 80, 92),
+        "correct": ("correct the images;\nquarter turns: Affine", 78, 92),
         "pretrained": ("Is the network pretrained\nand the data small?", 30, 71),
         "static": ("static-full; compare with\nbatch norm and full tuning", 80, 71),
         "cost": ("Must inference cost\nthe same?", 30, 50),
@@ -302,18 +302,18 @@ def which(theme: Theme) -> Figure:
     )
     order = ("known", "pretrained", "cost", "read", "research")
     no = tuple((a, b, "no") for a, b in pairwise(order))
-    return diagram(theme, (6.6, 5.6), boxes, yes + no, ("static",))
+    return diagram(theme, (5.4, 5.2), boxes, yes + no, ("static",))
 
 
 def adapter(theme: Theme) -> Figure:
     """The life of an adapter."""
     boxes: dict[str, Box] = {
-        "network": ("pretrained\nnetwork", 9, 80),
+        "network": ("pretrained\nnetwork", 10, 80),
         "convert": ("M = I everywhere,\nsame outputs", 49, 80),
         "train": ("M and head\ntrained", 90, 80),
         "file": ("adapter file,\n7 to 15 kB", 90, 20),
         "switch": ("several on one\nbackbone", 50, 20),
-        "fold": ("plain network,\nONNX", 10, 20),
+        "fold": ("plain network,\nONNX", 12, 20),
     }
     arrows = (
         ("network", "convert", "convert"),
@@ -322,7 +322,7 @@ def adapter(theme: Theme) -> Figure:
         ("file", "switch", "adapters"),
         ("switch", "fold", "fold"),
     )
-    return diagram(theme, (7, 2.6), boxes, arrows, ("train",))
+    return diagram(theme, (5.8, 2.5), boxes, arrows, ("train",))
 
 
 def architecture(theme: Theme) -> Figure:
