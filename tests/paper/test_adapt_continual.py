@@ -18,15 +18,17 @@ from neural_similarity_paper.studies.adapt_continual import (
     task_positions,
     task_recipe,
 )
-from neural_similarity_paper.studies.adapt_map import MapRun
+from neural_similarity_paper.studies.rates import Trial
 
+HEAD, STATISTICS = 4 * 325, 4 * 1_376
 BYTES = {
-    "full": 4 * (1_539 + 325),
-    "norm-statistics": 4 * (1_376 + 1_376 + 325),
-    "piggyback": 267_696 // 8 + 4 * 325,
-    "ssf": 4 * (1_376 + 325),
-    "residual": 4 * (29_744 + 325),
-    "head": 4 * 325,
+    "full": 4 * 1_539 + HEAD + STATISTICS,
+    "head": HEAD + STATISTICS,
+    "norm": 4 * 1_376 + HEAD + STATISTICS,
+    "full-norm": 4 * (1_539 + 1_376) + HEAD + STATISTICS,
+    "residual": 4 * 29_744 + HEAD + STATISTICS,
+    "piggyback": 267_696 // 8 + HEAD + STATISTICS,
+    "ssf": 4 * 1_376 + HEAD,
 }
 
 
@@ -42,7 +44,7 @@ def hundred_classes(each=3):
 
 
 def run_of(task, order):
-    return MapRun("full", 0.01, f"task-{task}", order)
+    return Trial("full", (0.01,), f"task-{task}", order)
 
 
 def test_an_order_has_every_class_once():
@@ -53,8 +55,7 @@ def test_an_order_has_every_class_once():
 
 
 def test_rates_are_chosen_on_an_order_of_their_own_and_on_training_images(monkeypatch):
-    searches = CONTINUAL.cells[0].searches.values()
-    assert not {draw for search in searches for draw in search.draws} & set(ORDERS)
+    assert not set(CONTINUAL.cells[0].place.draws) & set(ORDERS)
     whole = hundred_classes()
     monkeypatch.setattr(adapt_continual, "TASK_HELD_OUT", 1)
     part = task_images(whole, run_of(1, 11), True)
@@ -77,10 +78,10 @@ def test_positions_are_those_of_a_tasks_images_among_all_sorted_by_class():
 @pytest.mark.parametrize("way", TASK_WAYS)
 def test_bytes_of_a_task(way):
     network = adapt_network(
-        ns.models.resnet20(num_classes=5), task_recipe(MapRun(way, 0.01, "task-0", 1))
+        ns.models.resnet20(num_classes=5), task_recipe(Trial(way, (0.01,), "task-0", 1))
     )
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert task_bytes(way, trained) == f"{BYTES[way]:,}"
     before = network.bn1.running_mean.clone()
     network.train()(torch.randn(2, 3, 32, 32))
-    assert torch.equal(network.bn1.running_mean, before) == (way != "norm-statistics")
+    assert torch.equal(network.bn1.running_mean, before) == (way == "ssf")
