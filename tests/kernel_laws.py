@@ -74,6 +74,11 @@ class Case:
         return [y, *torch.autograd.grad(y, copies, outgoing.to(device, dtype))]
 
 
+def _steps(tensor: Tensor) -> list[int]:
+    """Strides of the dimensions along which there is a step to take: the memory format."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
 def check(case: Case, kind: str, dtype: torch.dtype, device="cpu", backend="triton") -> None:
     """Errors are at most twice those of the eager form, or float32's rounding.
 
@@ -89,8 +94,8 @@ def check(case: Case, kind: str, dtype: torch.dtype, device="cpu", backend="trit
     ours = case.results(operands, outgoing, dtype, backend, device)
     for name, a, e, t in zip(("y", "x", "weight", "m"), ours, eager, truth, strict=True):
         assert a.dtype == e.dtype, name
-        assert not t.numel() or a.stride() == e.stride(), name
         if t.numel():
+            assert _steps(a) == _steps(e), name
             limit = max(2 * (e - t).abs().max(), rounding * t.abs().max())
             assert (a.cpu() - t).abs().max() <= limit, name
 

@@ -162,7 +162,7 @@ def test_an_error_leaves_a_folder_that_another_process_trains_in(tmp_path, monke
         held.enter_context(hold_lock(run.path / "config.json", "taken"))
         raise RunError("taken")
 
-    monkeypatch.setattr("neural_similarity.lab.session._complete_run", taken)
+    monkeypatch.setattr("neural_similarity.lab.session.complete_run", taken)
     with held, pytest.raises(RunError, match="taken"):
         train(TINY, out=tmp_path / "run", device="cpu")
     assert read_run(tmp_path / "run")
