@@ -154,8 +154,6 @@ def test_folder_is_the_word_for_few_shot_learning_too(tmp_path):
     [
         (["recipes"], {"family", "name", "data", "steps"}),
         (["models", "convnet4"], {"name", "similarity", "parameters", "macs"}),
-        (["table", "4"], {"recipe", "paper", "values", "seeds", "to_baseline"}),
-        (["table", "6"], {"recipe", "shots", "accuracy", "reach", "seeds"}),
     ],
 )
 def test_json_for_programs(words, keys, capsys):
