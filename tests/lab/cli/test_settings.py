@@ -164,6 +164,15 @@ def test_json_for_programs(words, keys, capsys):
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("similarity", [TINY.similarity, None])
+def test_compiling_a_dynamic_network_is_warned_of(similarity, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.compile", lambda network: network)
+    train_tiny(tmp_path, compile=True, similarity=similarity)
+    warned = "--compile slows a dynamic similarity down on a CPU" in capsys.readouterr().err
+    assert warned == (similarity is not None)
+
+
+@pytest.mark.usefixtures("tiny")
 def test_tensorboard_has_the_metrics(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

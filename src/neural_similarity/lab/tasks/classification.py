@@ -40,6 +40,7 @@ from neural_similarity.lab.train.peers import deaths_named
 from neural_similarity.lab.train.progress import format_clock, print_notice
 from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
 from neural_similarity.lab.train.task import Scoring, Task
+from neural_similarity.nn import Dynamic
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 BY_CLASS = "test_class_accuracies"
@@ -145,6 +146,9 @@ class ClassificationTask(Task[Run, Recipe]):
     def objective(self, run: Run, runtime: Runtime) -> Objective:
         images, _ = self.training_split()
         batches = batches_of(images, run, runtime, balanced=self.recipe.balanced)
+        dynamic = isinstance(self.recipe.similarity, Dynamic)
+        if self.recipe.compile and dynamic and runtime.device.type == "cpu":
+            print_notice("nsim: --compile slows a dynamic similarity down on a CPU")
         return Classification(runtime, batches, self.recipe, self.recipe.compile)
 
     def validation(self, run: Run, runtime: Runtime) -> Validate | None:
