@@ -63,10 +63,14 @@ def written_pages() -> list[str]:
     return [page for page in pages if page != "changelog.md"]
 
 
+def blank_lines(match: re.Match[str]) -> str:
+    """As many line breaks as what matched has."""
+    return "\n" * match[0].count("\n")
+
+
 def prose(text: str) -> str:
     """A page without code, tables' rules, formulas and addresses; lines stay where they are."""
-    blank = lambda match: "\n" * match[0].count("\n")  # noqa: E731
-    text = re.sub(r"```.*?```|\$\$.*?\$\$|<!--.*?-->", blank, text, flags=re.DOTALL)
+    text = re.sub(r"```.*?```|\$\$.*?\$\$|<!--.*?-->", blank_lines, text, flags=re.DOTALL)
     return re.sub(r"`[^`\n]*`|\]\([^)]*\)|https?://\S+", "", text)
 
 
