@@ -18,7 +18,9 @@ def git(*words):
 def commits(content):
     """The commits of all processes that made a record, as it has them."""
     code, environment = content.get("code", {}), content.get("environment", {})
-    processes = [content, code, environment, *environment.get("resumed", [])]
+    runs = content.get("runs", {})
+    runs = [run for run in runs.values() if isinstance(run, dict)] if isinstance(runs, dict) else []
+    processes = [content, code, environment, *environment.get("resumed", []), *runs]
     found = [process["commit"] for process in processes if process.get("commit")]
     dirty = ["-dirty"] if code.get("dirty") else []
     return {*found, *code.get("resumed", []), *dirty}
@@ -62,6 +64,7 @@ def test_records_are_of_known_code():
         ),
         ({"commit": "b", "result": {}}, []),
         ({"commit": "b-dirty", "result": {}}, ["b-dirty"]),
+        ({"commit": "b", "runs": {"x": {"commit": "b-dirty"}}}, ["b-dirty"]),
         ({"code": {"commit": None}}, ["no commit"]),
     ],
 )

@@ -17,18 +17,24 @@ def git(folder, *arguments):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_is_a_hash_behind_a_tag_too(tmp_path, monkeypatch):
+def test_the_commit_is_a_hash_behind_a_tag_too_and_dirty_where_code_differs(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "src/package/lab/train/x"))
     assert environment.checkout_commit() is None
     git(tmp_path, "init", "-q")
+    code, record = tmp_path / "src" / "file", tmp_path / "results" / "file"
+    for file in (code, record):
+        file.parent.mkdir()
     for name in ("one", "two"):
-        (tmp_path / "file").write_text(name)
+        code.write_text(name)
+        record.write_text(name)
         git(tmp_path, "add", ".")
         git(tmp_path, "commit", "-q", "-m", name)
         if name == "one":
             git(tmp_path, "tag", "-a", "v0.1.0", "-m", "a version")
     assert environment.checkout_commit() == git(tmp_path, "rev-parse", "HEAD")
-    (tmp_path / "file").write_text("three")
+    record.write_text("three")
+    assert environment.checkout_commit() == git(tmp_path, "rev-parse", "HEAD")
+    code.write_text("three")
     assert environment.checkout_commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"
 
 

@@ -70,14 +70,21 @@ def cpu_name() -> str:
 
 
 def checkout_commit() -> str | None:
-    """The commit of the checkout that this package runs from, with "-dirty" if files differ."""
+    """The commit of the checkout that this package runs from, with "-dirty" if its code differs.
+
+    Code is what lies in `src`: the records that a study writes on its way do not change it.
+    """
     root = Path(__file__).parents[4]
     if not (root / ".git").exists():
         return None
-    options = ["--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    command = ["git", "-C", str(root), "describe", *options]
+    commands = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "src"])
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        commit, changed = (
+            subprocess.run(
+                ["git", *command], cwd=root, capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for command in commands
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return answer.stdout.strip()
+    return f"{commit}-dirty" if changed else commit
