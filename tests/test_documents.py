@@ -25,7 +25,7 @@ from neural_similarity.nn.layer import LAYER_CLASSES
 
 ROOT = Path(__file__).parents[1]
 IN_WORDS = {5: "five", 6: "six", 7: "seven", 13: "thirteen", 14: "fourteen"}
-DISTRIBUTED = "docs/how-to/distributed.md"
+GPU = "docs/how-to/gpu.md"
 EXAMPLES = {
     name: f"docs/tutorials/{name.replace('_', '-')}.md"
     for name in ("adapt", "similarity", "few_shot")
@@ -81,10 +81,10 @@ def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
     assert (tmp_path / "runs/mine/summary.json").exists()
 
 
-@pytest.mark.parametrize("page", ["timm", "lightning", "quantise"])
+@pytest.mark.parametrize("page", ["how-to/timm", "tutorials/ship"])
 def test_other_tools(page):
     """Their assertions hold, and what they train is a similarity."""
-    names = run(f"docs/how-to/{page}.md")
+    names = run(f"docs/{page}.md")
     assert any(isinstance(value, torch.nn.Module) for value in names.values())
 
 
@@ -118,26 +118,34 @@ def test_how_to_train(page):
 
 
 @pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd")
-def test_adapters_for_convolutions(capsys):
+def test_m_as_a_peft_adapter_beside_others(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft")
-    page = "docs/how-to/convolution-adapters.md"
-    run(page)
+    monkeypatch.chdir(tmp_path)
+    names = run("docs/how-to/peft.md")
+    assert not torch.equal(names["again"](names["images"]), names["pretrained"](names["images"]))
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert len(rows) == 8
-    assert "\n".join(rows) in (ROOT / page).read_text("utf-8")
+    assert "\n".join(rows) in (ROOT / "docs/how-to/peft.md").read_text("utf-8")
+
+
+def test_the_page_on_peft_names_tests_that_exist():
+    page, tools = (ROOT / "docs/evidence/peft.md").read_text("utf-8"), ROOT / "tests/tools"
+    for row in page.partition("|---|---|\n")[2].partition("\n\n")[0].splitlines():
+        tests = re.findall(r"`(\w+\.py)::(\w+)`", row)
+        assert tests, row
+        assert all(f"def {test}(" in (tools / file).read_text("utf-8") for file, test in tests), row
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["segmentation", "detection"])
-def test_networks_of_other_outputs(page, tmp_path, monkeypatch):
+def test_networks_of_other_outputs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = run(f"docs/how-to/{page}.md")
+    names = run("docs/how-to/segmentation.md")
     assert sum(isinstance(layer, ns.Conv2d) for layer in names["again"].modules()) > 10
 
 
 @pytest.mark.long
 def test_a_loop_on_a_gpu():
-    names = run("docs/how-to/gpu.md", slice(1))
+    names = run(GPU, slice(1))
     gains = [layer.similarity.gain for layer in names["network"].modules() if is_dynamic(layer)]
     assert len(gains) == 19
     assert all(gain.any() for gain in gains)
@@ -155,25 +163,13 @@ def test_a_converted_network_is_compiled_without_breaks(monkeypatch):
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", traced)
-    names = run("docs/how-to/gpu.md")
+    names = run(GPU, slice(2))
     assert modes == ["reduce-overhead"]
     assert all(parameter.grad is not None for parameter in names["network"].parameters())
 
 
 def is_dynamic(layer):
     return isinstance(getattr(layer, "similarity", None), ns.nn.DynamicSimilarity)
-
-
-def test_m_as_a_peft_adapter(tmp_path, monkeypatch):
-    pytest.importorskip("peft")
-    monkeypatch.chdir(tmp_path)
-    names = run("docs/how-to/peft.md")
-    assert not torch.equal(names["again"](names["images"]), names["pretrained"](names["images"]))
-    page, tools = (ROOT / "docs/how-to/peft.md").read_text("utf-8"), ROOT / "tests/tools"
-    for row in page.partition("|---|---|\n")[2].partition("\n\n")[0].splitlines():
-        tests = re.findall(r"`(\w+\.py)::(\w+)`", row)
-        assert tests, row
-        assert all(f"def {test}(" in (tools / file).read_text("utf-8") for file, test in tests), row
 
 
 def test_the_family():
@@ -257,7 +253,7 @@ def _without_numbers(text):
 
 @pytest.mark.long
 def test_the_commands_of_several_processes(tmp_path):
-    commands = [shlex.split(line) for line in "".join(blocks(DISTRIBUTED, "sh")).splitlines()]
+    commands = [shlex.split(line) for line in "".join(blocks(GPU, "sh")).splitlines()]
     assert len(commands) == 3
     for program, standalone, option, count, *words in commands:
         assert (program, standalone, option) == ("torchrun", "--standalone", "--nproc-per-node")
@@ -274,7 +270,7 @@ def test_the_program_of_several_processes_shards_trains_and_gathers(tmp_path):
     rendezvous = f"file://{tmp_path / 'ranks'}"
     distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
     try:
-        names = run(DISTRIBUTED)
+        names = run(GPU, slice(-1, None))
         sharded = dict(names["model"].named_parameters())
         moved = 0
         for key, value in names["plain"].named_parameters():

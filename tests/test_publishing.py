@@ -85,3 +85,8 @@ def test_one_description():
     """README, the home page, says it first; the site's comes from pyproject.toml."""
     assert PROJECT["description"] in " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert "site_description: !ENV SITE_DESCRIPTION" in (ROOT / "mkdocs.yml").read_text("utf-8")
+
+
+def test_pages_name_the_version_to_cite():
+    for page in ("README.md", "docs/reference/cite.md", "CITATION.cff"):
+        assert PROJECT["version"] in (ROOT / page).read_text("utf-8"), page

@@ -119,8 +119,8 @@ def fit(module, epochs, *callbacks, checkpoint=None):
 
 
 def shown(start):
-    """The lines of docs/how-to/lightning.md that begin so."""
-    page = (Path(__file__).parents[2] / "docs/how-to/lightning.md").read_text("utf-8")
+    """The lines of docs/how-to/timm.md that begin so."""
+    page = (Path(__file__).parents[2] / "docs/how-to/timm.md").read_text("utf-8")
     (block,) = re.findall(rf"```py\n({start}.*?)```", page, re.DOTALL)
     return block
 
