@@ -26,13 +26,13 @@ from neural_similarity.lab.train.run import build_network
 from neural_similarity.nn import SIMILARITIES, format_similarity
 from neural_similarity.nn.text import required_similarity
 from neural_similarity.regularize import parameter_groups
-from neural_similarity_paper.recipes.studies import CHEAPER
+from neural_similarity_paper.recipes import FAMILIES
 from neural_similarity_paper.tables import TABLES
 
 CLASSES = 10
 PREDICTORS = {
     name.removeprefix("cifar10-"): RECIPES[name].similarity
-    for name in ("cifar10-dynamic-dns", *CHEAPER)
+    for name in ("cifar10-dynamic-dns", *FAMILIES["cheaper"][1])
 }
 """Diagonal M by the predictor of the tables, and by cheaper ones."""
 KNOWN = {name: spec for name, spec in SIMILARITIES.items() if spec is not None} | PREDICTORS

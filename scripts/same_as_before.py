@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
 TABLES = ("1", "2", "3", "4", "5", "6", "8", "response", "ablations", "costs", "adapt", "sharing")
-TABLES += ("shapes", "bounds", "rivals", "1-cifar100", "2-cifar100", "3-cifar100", "8-cifar100")
+TABLES += ("shapes", "bounds", "rivals")
 TABLES += ("pretrained", "adapt-lite0", "adapt-flowers", "adapt-cifar")
 SHORT = ("--steps", "60", "--drops", "--threads", "1", "--seed", "0", "--device", "cpu")
 RUNS = {

@@ -16,7 +16,7 @@ TABLES = """
 import sys
 from neural_similarity.lab import cli
 from neural_similarity_paper.tables import TABLES
-from neural_similarity_paper.tables.data import Panel, Row, Table
+from neural_similarity_paper.tables.rows import Panel, Row, Table
 
 TABLES["quick"] = Table("Quick", (Panel("Quick", "error", (Row("quick", "quickstart", 1.0),)),))
 sys.exit(cli.main(["reproduce", *sys.argv[1:]]))

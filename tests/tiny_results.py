@@ -12,21 +12,21 @@ from neural_similarity.lab.train import pack_correct
 from neural_similarity.lab.train.recipe import recipe_to_json, scale_recipe
 from neural_similarity.nn import Diagonal, Static
 from neural_similarity_paper.tables import TABLES, Scope, missing_lines, wanted_records
-from neural_similarity_paper.tables.data import Panel, Row, Table
 from neural_similarity_paper.tables.records import records_folder
+from neural_similarity_paper.tables.rows import Panel, Row, Table
 
 PLAIN, STATIC = "tiny-plain", "tiny-static"
 TINY_RECIPES = {
     PLAIN: replace(TINY, similarity=None, checkpoint_every=2),
     STATIC: replace(TINY, similarity=Static(Diagonal()), checkpoint_every=2),
 }
-ROWS = (Row("plain", PLAIN, 10.0), Row("static", STATIC, 9.0), Row("later", "tiny-later", 8.0))
+ROWS = (Row("plain", PLAIN, 10.0), Row("static", STATIC, 9.0))
 TINY_TABLE = Table("A tiny table", (Panel("Tiny", "error", ROWS),))
 
 
 @pytest.fixture
 def tiny_table(monkeypatch):
-    """The tiny data set, recipes and table "tiny", whose last row has no recipe."""
+    """The tiny data set, recipes and table "tiny"."""
     use_tiny_images(monkeypatch)
     for name, recipe in TINY_RECIPES.items():
         monkeypatch.setitem(RECIPES, name, recipe)

@@ -1,4 +1,5 @@
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from neural_similarity_paper.tables import (
     make_report,
     recording,
     records,
-    table6,
 )
-from neural_similarity_paper.tables.rows import on_other_data
+from neural_similarity_paper.tables import (
+    rows as table_rows,
+)
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 SIZES = TaskSizes(ways=2, shots=2, queries=3)
@@ -148,14 +150,12 @@ def tiny_table(monkeypatch):
     """Table 6 of tasks as small as ours."""
     for name, value in {"TABLE_WAYS": 2, "TABLE_QUERIES": 3}.items():
         monkeypatch.setattr(few_shot_records, name, value)
-    table = table6.few_shot_table((2, 1))
-    monkeypatch.setitem(TABLES, "6", table)
-    monkeypatch.setitem(TABLES, "6-fc100", on_other_data(table, "FC100", "mini-", "fc100-"))
+    entry = tomllib.loads(table_rows.FILE.read_text("utf-8"))["6"]
+    monkeypatch.setitem(TABLES, "6", table_rows.make_table(entry | {"shots": (2, 1)}))
 
 
-def few_shot_markdown(results, budget=None, data=None):
-    name = f"6-{data}" if data else "6"
-    return tables.to_markdown(make_report(TABLES[name], budget=budget, results=results))
+def few_shot_markdown(results, budget=None):
+    return tables.to_markdown(make_report(TABLES["6"], budget=budget, results=results))
 
 
 def rows(text):
@@ -187,16 +187,6 @@ def test_differences_are_of_common_seeds_alone(results):
     base, ours = read(results, "mini-cnn4", "fine-tuning"), read(results, "mini-proto", "proto")
     first = next(one for one in base if one.seed == 0)
     assert found["ProtoNet"][5] == difference(accuracies(ours[0]), accuracies(first))
-
-
-def test_on_other_data_rows_are_compared_with_each_other(results, tmp_path, monkeypatch):
-    monkeypatch.setitem(RECIPES, "fc100-cnn4", RECIPES["mini-cnn4"])
-    copied(results / "fewshot/mini-cnn4/1", tmp_path, "fc100-cnn4", "1")
-    found = rows(few_shot_markdown(tmp_path, data="fc100"))["nearest neighbour"]
-    theirs = rows(few_shot_markdown(results))["nearest neighbour"]
-    assert (found[1], found[3]) == ("`fc100-cnn4`", "")
-    assert found[4:] == theirs[4:]
-    assert found[5]
 
 
 def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
@@ -298,7 +288,6 @@ def test_what_was_not_run_is_said(tmp_path, capsys):
     text = capsys.readouterr().out
     found = rows(text)
     assert found["dynamic NSN"][3:5] == ["71.26 ± 0.65", "not run"]
-    assert all(row.has_recipe for row in TABLES["6"].all_rows)
     out = tmp_path / "new" / "table.md"
     assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert out.read_text() == text

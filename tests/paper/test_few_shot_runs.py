@@ -376,12 +376,3 @@ def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
     assert recording.overridden_fields(session.open_run(folder)) == []
     edit(folder / "environment.json", "start", "config", steps=99)
     assert recording.overridden_fields(session.open_run(folder)) == ["start"]
-
-
-def test_data_that_lack_images_for_test_tasks_are_refused_before_training(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(few_shot_records, "TABLE_QUERIES", 30)
-    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
-    assert "2 + 30 images for shots and queries" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()

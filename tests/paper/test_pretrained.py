@@ -9,14 +9,13 @@ from tiny_images import TINY, use_tiny_images
 from tiny_results import edit
 
 from neural_similarity.lab import cli, session
-from neural_similarity.lab.recipes import RECIPES, STARTS
+from neural_similarity.lab.recipes import FAMILIES, RECIPES, STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.train import RunError
 from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
-from neural_similarity_paper.recipes.pretrained import PRETRAINED_RECIPES, PRETRAINED_STARTS
 from neural_similarity_paper.tables import TABLES, read_records, recording
-from neural_similarity_paper.tables.data import Panel, Row, Table
 from neural_similarity_paper.tables.records import changed_fields
+from neural_similarity_paper.tables.rows import Panel, Row, Table
 
 PLAIN, ALONE, ALL = "tiny-plain", "tiny-alone", "tiny-all"
 SETTINGS = {
@@ -137,10 +136,10 @@ def test_a_named_path_needs_its_backbone(path, capsys):
 
 
 def test_every_path_begins_with_the_plain_network_and_ends_after_as_many_updates():
-    for name in PRETRAINED_RECIPES:
+    for name in FAMILIES["pretrained"][1]:
         chain = [name]
-        while chain[-1] in PRETRAINED_STARTS:
-            chain.append(PRETRAINED_STARTS[chain[-1]])
+        while chain[-1] in STARTS:
+            chain.append(STARTS[chain[-1]])
         assert chain[-1] == "cifar10-cnn"
         if not name.endswith("-m"):
             assert sum(RECIPES[part].steps for part in chain[:-1]) == 64_000

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_images import TINY, tiny_world
+from tiny_images import tiny_world
 from tiny_results import write_by_hand
 
 import neural_similarity as ns
@@ -15,37 +15,36 @@ from neural_similarity.lab.recipes import in_variant as named
 from neural_similarity.lab.train import read_run
 from neural_similarity.models import build
 from neural_similarity.nn import Diagonal, Full, Geometry, Static, parse_similarity
-from neural_similarity_paper.recipes.released import RELEASED, released_variant
-from neural_similarity_paper.tables import TABLES, read_records, table_in_variant
+from neural_similarity_paper.tables import TABLES, read_records
 
 NAMES = ("cnn", "cnn-parameters", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
-IN_TABLE_4 = [name for name in RELEASED if "spherenet" not in name]
 START = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1])
 
 
 def test_table_4_has_released_recipes_on_both_sets():
-    sets = ("cifar10", "cifar100")
-    assert set(IN_TABLE_4) == {f"{data}-{name}@released" for data in sets for name in NAMES}
-    assert {row.recipe for row in table_in_variant(TABLES["4"], "released").all_rows} == set(
-        IN_TABLE_4
-    )
+    names = {f"{data}-{name}@released" for data in ("cifar10", "cifar100") for name in NAMES}
+    assert {row.recipe for row in TABLES["4-released"].all_rows} == names
+    table, released = TABLES["4"].all_rows, TABLES["4-released"].all_rows
+    assert [replace(row, recipe=f"{row.recipe}@released") for row in table] == list(released)
+    assert TABLES["8-released"].all_rows[0].label == "SphereNet"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_released_recipes_share_the_schedule_and_keep_the_network(name):
+    """What differs from the paper's recipe but for the similarity is the same for all rows."""
+    ours, paper = (RECIPES[f"cifar10-{name}{end}"] for end in ("@released", ""))
+    own = ("similarity", "similarity_decay", "width", "model")
+    plain = RECIPES["cifar10-cnn@released"]
+    assert replace(ours, **{field: getattr(plain, field) for field in own}) == plain
+    assert (ours.width, ours.model) == (paper.width, paper.model)
+    assert type(ours.similarity) is type(paper.similarity)
+    assert RECIPES[f"cifar100-{name}@released"] == replace(ours, dataset="cifar100")
 
 
 @pytest.mark.parametrize("name", ["cifar10-dynamic-dns-j", "cifar10-wide-cnn", "imagenet-cnn10"])
 def test_what_was_not_released_is_refused(name):
-    if name == "cifar10-dynamic-dns-j":
-        match = r"must be one that code was released for, got Dynamic\(structure=Masked"
-    else:
-        match = "must be one that code was released for, got None in cnn"
-    with pytest.raises(ValueError, match=match):
-        released_variant(RECIPES[name])
     with pytest.raises(ValueError, match=rf"`variant` released exists for .*, got {name}"):
         named(name, "released")
-
-
-def test_a_recipe_of_ones_own_was_not_released():
-    with pytest.raises(ValueError, match="must be one that code was released for"):
-        released_variant(replace(TINY, similarity=Static(ns.Symmetric())))
 
 
 def test_names_of_variants():
@@ -53,8 +52,6 @@ def test_names_of_variants():
     assert named("cifar10-cnn@released", "paper") == "cifar10-cnn"
     with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'tf'"):
         named("cifar10-cnn", "tf")
-    with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'x'"):
-        table_in_variant(TABLES["4"], "x")
 
 
 @pytest.mark.parametrize("residual", [True, False])
@@ -91,24 +88,6 @@ def test_train_takes_the_variant_whole(tmp_path):
     assert runs[0].name == runs[1].name == "cifar10-static-dns@released"
     assert runs[0].recipe == runs[1].recipe
     assert runs[0].recipe.norm_eps == 1e-3
-
-
-@pytest.mark.long
-def test_reproduce_and_table_keep_variants_apart(tmp_path, capsys):
-    results = tmp_path / "results"
-    write_by_hand(results, "cifar10-cnn", 1, [1, 0])
-    write_by_hand(results, "cifar10-cnn@released", 1, [1, 1], budget=0.5)
-    words = ["--results", str(results), "--variant", "released", "--budget", "0.5"]
-    options = ["--seeds", "1", "--runs", str(tmp_path / "runs"), "--print"]
-    assert cli.main(["reproduce", "4", *words, *options]) == 0
-    told = capsys.readouterr()
-    assert "as the released code trains, budget 0.5: 13 of 14 records missing" in told.err
-    assert "nsim train cifar10-static-dns@released --budget 0.5 --seed 1 " in told.out
-    assert cli.main(["table", "4", *words]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| CNN |"))
-    assert "| `cifar10-cnn@released` | 7.78 | 0.00 | 1 |" in row
-    assert cli.main(["reproduce", "2", *words, *options]) == 0
-    assert "no recipe, left out: cifar10-static-dns-j@released" in capsys.readouterr().err
 
 
 def test_old_records_lack_the_new_fields(tmp_path):

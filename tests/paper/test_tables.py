@@ -23,10 +23,10 @@ from neural_similarity_paper.tables import (
     read_records,
     to_markdown,
 )
-from neural_similarity_paper.tables.data import Panel, Table
 from neural_similarity_paper.tables.markdown import signed_number
 from neural_similarity_paper.tables.records import budget_name
 from neural_similarity_paper.tables.report import compare_records, records_by_seed
+from neural_similarity_paper.tables.rows import Panel, Table
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 
@@ -62,9 +62,7 @@ def test_top_5_errors_are_shown_where_every_run_has_one(tmp_path):
     assert cells(markdown_of(tmp_path), "plain")[3] == "50.00 ± 0.00"
 
 
-@pytest.mark.parametrize(
-    "name", "ablations costs light sharing shapes bounds rivals 8-cifar100".split()
-)
+@pytest.mark.parametrize("name", "ablations costs light sharing shapes bounds rivals".split())
 def test_studies_have_no_numbers_of_the_paper(tmp_path, name):
     baseline, other = TABLES[name].panels[0].rows[:2]
     write_by_hand(tmp_path, baseline.recipe, 1, [1, 0])
@@ -120,7 +118,6 @@ def test_row_by_hand(tmp_path):
     # Student's √3 with two degrees of freedom; that by pooled scatter, √3 with four, is smaller.
     assert row[8:10] == ["0.225", "0.014"]
     assert row[10:] == ["1.23 M", "67 M", "2:00"]
-    assert cells(text, "later")[3:5] == ["not run (no recipe)", "0"]
 
 
 def test_the_picture_has_the_intervals_of_the_table(tmp_path, monkeypatch):
@@ -329,8 +326,8 @@ def test_times_of_updates_stand_beside_the_runs(tmp_path, capsys):
     costs = write_costs(tmp_path / "costs", **{STATIC: 1.5, "elsewhere": 2.0})
     assert cli.main([*args, "--costs", str(costs)]) == 0
     told = capsys.readouterr().out
-    last = [cells(told, name)[-1] for name in ("network", "plain", "static", "later")]
-    assert last == ["step", "1", "1.50 [1.40, 1.60]", ""]
+    last = [cells(told, name)[-1] for name in ("network", "plain", "static")]
+    assert last == ["step", "1", "1.50 [1.40, 1.60]"]
     assert f"over that of `{PLAIN}`, measured side by side apart from the runs" in told
     assert "`nsim bench`, dtype bf16, batch 128, threads 1, on A CPU, torch 2.15, code" in told
     assert cli.main([*args, "--costs", str(tmp_path / "nowhere")]) == 0
@@ -343,7 +340,7 @@ def test_times_of_updates_stand_beside_the_runs(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("changed", "shown"), [(STATIC, ["step", "1", "", ""]), (PLAIN, ["time", "1:00", "1:00", ""])]
+    ("changed", "shown"), [(STATIC, ["step", "1", ""]), (PLAIN, ["time", "1:00", "1:00"])]
 )
 def test_costs_of_recipes_that_have_changed_are_left_out(tmp_path, capsys, changed, shown):
     costs = write_costs(tmp_path / "costs", **{STATIC: 1.5})
@@ -352,15 +349,7 @@ def test_costs_of_recipes_that_have_changed_are_left_out(tmp_path, capsys, chang
         write_by_hand(tmp_path, name, 1, bits(64, 1, 0.5))
     assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(costs)]) == 0
     told = capsys.readouterr().out
-    assert [cells(told, name)[-1] for name in ("network", "plain", "static", "later")] == shown
-
-
-@pytest.mark.parametrize(("classes", "said"), [(100, True), (1_000, False)])
-def test_runs_on_other_classes_than_imagenets_are_said_to_be(tmp_path, capsys, classes, said):
-    facts = {"name": "imagenet", "digest": "d", "classes": classes}
-    write_by_hand(tmp_path, "imagenet-cnn10", 1, bits(64, 1, 0.5), data=facts)
-    assert cli.main(["table", "5", "--results", str(tmp_path)]) == 0
-    assert ("On 100 classes, not on ImageNet's 1,000." in capsys.readouterr().out) == said
+    assert [cells(told, name)[-1] for name in ("network", "plain", "static")] == shown
 
 
 def test_doubtful_times_of_updates_say_so(tmp_path, capsys):
@@ -395,7 +384,6 @@ def image_width(path):
         (["4", "--budget", "0"], "`budget` must be above 0, got 0.0"),
         (["4", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
         (["6", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
-        (["6", "--variant", "released"], "--variant is for tables on CIFAR; table 6 has one"),
         ([], "TABLE"),
     ],
 )

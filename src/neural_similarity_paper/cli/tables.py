@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -21,12 +21,12 @@ from neural_similarity.lab.cli.parsing import (
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import choose_runtime
-from neural_similarity.lab.train.progress import format_clock, print_notice
+from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.recipe import Recipe, scale_recipe
 from neural_similarity.lab.train.runtime import PrecisionChoice
 from neural_similarity_paper import tables
 from neural_similarity_paper.cli import studies
-from neural_similarity_paper.tables import TABLES, Line, LinesOutcome, Row, Scope, Table
+from neural_similarity_paper.tables import TABLES, Line, LinesOutcome, Row, Scope
 
 RESULTS = Path("results")
 
@@ -38,31 +38,14 @@ class TableOptions:
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
     costs, light, rivals, sharing, shapes, bounds, pretrained, adapt, adapt-flowers and adapt-cifar;
-    1-cifar100 and so on for rows on CIFAR-100, 5-mini100 and response-mini100 on Mini-ImageNet; 6
-    is few-shot learning; adapt-map, adapt-continual, adapt-stream,
-    adapt-known and adapt-restore have options of their own."""
-    variant: Literal["paper", "released"] = "paper"
-    """Recipes as the paper's text has them, or as the authors' released code trains (CIFAR)."""
+    4-released and 8-released are trained as the authors' released code does; 6 is few-shot
+    learning; adapt-map, adapt-continual, adapt-stream, adapt-known and adapt-restore have options
+    of their own."""
     results: Path = RESULTS
     """Folder of the run records."""
 
     def __post_init__(self) -> None:
         require_known_name("table", self.table, TABLES)
-        if self.variant != "paper" and not any(
-            row.has_recipe for row in self.table_in_variant.all_rows
-        ):
-            raise UsageError(
-                f"--variant is for tables on CIFAR; table {self.table} has one variant"
-            )
-
-    @property
-    def table_in_variant(self) -> Table:
-        return tables.table_in_variant(TABLES[self.table], self.variant)
-
-    @property
-    def command_words(self) -> str:
-        """Table and variant as on a command line."""
-        return self.table + ("" if self.variant == "paper" else f" --variant {self.variant}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +96,7 @@ class ReproduceOptions(TableOptions):
 
     @property
     def chosen_rows(self) -> list[Row]:
-        return self.table_in_variant.choose_rows(self.only, self.shots)
+        return TABLES[self.table].choose_rows(self.only, self.shots)
 
     @property
     def run_scope(self) -> Scope:
@@ -182,7 +165,6 @@ def reproduce(args: Sequence[str]) -> int:
             if options.stage in (None, line.stage):
                 print_line(str(line))
         return 0
-    tables.check_data(options.chosen_rows, lines, options.data)
     return _print_outcome(tables.run_lines(lines, options.jobs), options)
 
 
@@ -202,7 +184,7 @@ def table(args: Sequence[str]) -> int:
         sys.stderr.write(f"nsim: no records in {options.results}/\n")
     costs = tables.read_costs(options.costs) if options.costs.exists() else None
     facts = {"budget": options.budget, "results": options.results, "costs": costs}
-    report = tables.make_report(options.table_in_variant, **facts)
+    report = tables.make_report(TABLES[options.table], **facts)
     if options.out is None:
         sys.stdout.write(tables.to_markdown(report))
     elif report.table.mixed:
@@ -233,19 +215,14 @@ def record(args: Sequence[str]) -> int:
 
 
 def _plan_text(lines: Sequence[Line], wanted: int, options: ReproduceOptions) -> str:
-    """How many records are missing, in how many stages, and how long they take."""
+    """How many records are missing, and in how many stages their runs go."""
     missing = sum(len(line.records) for line in lines)
-    table = options.table_in_variant
-    text = f"{table.title}, budget {options.budget:g}: {missing} of {wanted} records missing"
-    if without := [row.recipe for row in table.all_rows if not row.has_recipe]:
-        text += f"; no recipe, left out: {', '.join(without)}"
+    title = TABLES[options.table].title
+    text = f"{title}, budget {options.budget:g}: {missing} of {wanted} records missing"
     if not lines:
         return text
     stages = max(line.stage for line in lines)
-    text += f"; runs: {len(lines)}" + (f", in {stages} stages" if stages > 1 else "")
-    seconds, unknown = tables.training_seconds(lines, options.results, options.precision)
-    known = f"about {format_clock(seconds)} of training, one at a time, by records of such machines"
-    return f"{text}; {known}" + (f"; without records: {unknown}" if unknown else "")
+    return f"{text}; runs: {len(lines)}" + (f", in {stages} stages" if stages > 1 else "")
 
 
 def _print_outcome(outcome: LinesOutcome, options: ReproduceOptions) -> int:
@@ -257,5 +234,5 @@ def _print_outcome(outcome: LinesOutcome, options: ReproduceOptions) -> int:
         return 128 + outcome.stopped
     if outcome.failed:
         return 1
-    print_line(f"nsim table {options.command_words} --budget {options.budget:g} shows the table")
+    print_line(f"nsim table {options.table} --budget {options.budget:g} shows the table")
     return 0

@@ -20,10 +20,8 @@ from neural_similarity.lab.tasks.few_shot.evaluation import (
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import Classes, FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
-from neural_similarity.lab.tasks.few_shot.task import FewShotTask, check_tasks
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import TrainingRecipe
-from neural_similarity.lab.train.progress import count_bar
 from neural_similarity.lab.train.run import read_facts
 from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity.lab.train.statistics import Interval, by_task
@@ -105,11 +103,6 @@ class EvaluationRecords(RunRecords):
                 options=tuple(evaluate_options(method, sizes, count, TASK_SEED, "test")),
                 retrained=train_on != "train",
             )
-
-    def check_trials(self, recipe: FewShotRecipe, root: str | Path, shots: int) -> None:
-        with count_bar("images decoded") as decoded:
-            split = FewShotTask.load(recipe, root, decoded).split
-            check_tasks(split, "test", table_sizes(shots))
 
     def outcomes_of(self, run: FewShotRun, command: str) -> dict[str, dict[str, Any]]:
         evaluations = read_evaluations(run)

@@ -54,9 +54,6 @@ class RunRecords:
         """
         return [Trial(stem=f"{seed}")]
 
-    def check_trials(self, recipe: Any, root: str | Path, shots: int) -> None:
-        """Check that the data in `root` suffice for such trials, where they are on tasks."""
-
     def outcomes_of(self, run: Any, command: str) -> dict[str, dict[str, Any]]:
         """The parts of records that only this kind of run has, by the names of their files.
 

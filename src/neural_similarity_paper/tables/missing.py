@@ -94,8 +94,8 @@ class Line:
 
 
 def wanted_records(rows: Iterable[Row], seeds: Sequence[int], count: int = 2_000) -> list[Wanted]:
-    """The records of rows with a recipe, on `count` test tasks, seed by seed."""
-    chosen = [row for row in rows if row.has_recipe]
+    """The records of rows, on `count` test tasks, seed by seed."""
+    chosen = list(rows)
     wanted = (
         Wanted(Key(row.recipe, seed, trial.retrained), trial)
         for seed in seeds
@@ -103,23 +103,6 @@ def wanted_records(rows: Iterable[Row], seeds: Sequence[int], count: int = 2_000
         for trial in kind_of(RECIPES[row.recipe]).row_trials(seed, row.method, row.shots, count)
     )
     return list(dict.fromkeys(wanted))
-
-
-def check_data(rows: Iterable[Row], lines: Iterable[Line], data: Path) -> None:
-    """Check, before anything is trained, that the data suffice for the rows' test tasks.
-
-    Raises:
-        FileNotFoundError: the data set of a run that begins is not in the folder `data`.
-        ValueError: it has too few classes or images.
-    """
-    begun = {line.run.name for line in lines if not line.folder.exists()}
-    needed = {
-        (recipe.dataset, row.shots): recipe
-        for row in rows
-        if row.recipe in begun and (recipe := RECIPES[row.recipe])
-    }
-    for (_, shots), recipe in needed.items():
-        kind_of(recipe).check_trials(recipe, data, shots)
 
 
 def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:

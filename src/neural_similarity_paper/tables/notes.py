@@ -1,14 +1,12 @@
 """How to read a panel of a table, and what its runs ran on."""
 
-from neural_similarity.lab.data import imagenet
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity_paper.recipes.cifar import PREDICTOR
+from neural_similarity.nn import SphereNet
 from neural_similarity_paper.tables.markdown import interval_text
 from neural_similarity_paper.tables.record import Record
 from neural_similarity_paper.tables.records import commits_of
 from neural_similarity_paper.tables.report import PanelReport
 
-IMAGENET_CLASSES = 1_000
 BETTER = {"error": "lower is better", "accuracy": "higher is better"}
 
 
@@ -28,7 +26,7 @@ def panel_notes(report: PanelReport) -> str:
         "images are drawn at random. MACs are of one image, static similarities "
         "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
         f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
-        f"{_other_precisions(report)}{_other_classes(report)}{_changed_code_note(report)}"
+        f"{_other_precisions(report)}{_changed_code_note(report)}"
         f"{_scatter_note(report)}{_choice_warning(report)}"
     )
 
@@ -60,7 +58,8 @@ def _choice_warning(report: PanelReport) -> str:
     """A warning where rows use a choice that was made by the test error they report."""
     rows = [each.row for each in report.lines if each.records]
     if not any(
-        getattr(RECIPES[row.recipe].similarity, "predictor", 0) == PREDICTOR for row in rows
+        getattr(RECIPES[row.recipe].similarity, "predictor", 0) == SphereNet(batch_norm=True)
+        for row in rows
     ):
         return ""
     return (
@@ -81,15 +80,6 @@ def _other_precisions(report: PanelReport) -> str:
         for precision, runs in groups.items()
         if precision != usual
     )
-
-
-def _other_classes(report: PanelReport) -> str:
-    """A warning where runs in ImageNet's layout are not on ImageNet."""
-    counts = {
-        r.data.get("classes") for r in report.all_records if r.recipe.dataset == imagenet.NAME
-    }
-    others = sorted(str(count) for count in counts - {IMAGENET_CLASSES})
-    return f" On {', '.join(others)} classes, not on ImageNet's 1,000." if others else ""
 
 
 def _machine_text(record: Record) -> str:

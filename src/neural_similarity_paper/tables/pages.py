@@ -119,7 +119,7 @@ def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> 
     columns |= {
         "p over seeds": lambda line: p_text(verdicts.get(line.baseline_difference), "seeds"),
         "p by image": lambda line: p_text(verdicts.get(line.baseline_difference), "images"),
-        "parameters": _parameters_cell,
+        "parameters": lambda line: cost_cells(line)[0],
         "MACs": lambda line: cost_cells(line)[1],
         "time": lambda line: cost_cells(line)[2],
     }
@@ -157,7 +157,7 @@ def _verdict_note(report: Report, verdicts: Verdicts) -> str:
 def our_result(line: RowReport) -> str:
     """Mean and deviation of our runs, or why there are none."""
     if not line.records:
-        return "not run" if line.row.has_recipe else "not run (no recipe)"
+        return "not run"
     top5 = "" if line.top5_error is None else f", top-5 {deviation_text(*line.top5_error)}"
     lost = failed_text(line.records)
     return deviation_text(line.mean_value, line.value_deviation) + top5 + lost
@@ -200,11 +200,6 @@ def p_text(verdict: Verdict | None, over: Literal["seeds", "images"]) -> str:
     if adjusted is None:
         return ""
     return "< 0.001" if adjusted.holm < 1e-3 else f"{adjusted.holm:.3f}"
-
-
-def _parameters_cell(line: RowReport) -> str:
-    parameters, paper = cost_cells(line)[0], line.row.parameters
-    return parameters if paper is None else f"{parameters} (paper {paper:.2f} M)".strip()
 
 
 def _adapter_cell(fact: str, form: str, line: RowReport) -> str:

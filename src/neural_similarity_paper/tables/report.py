@@ -139,7 +139,7 @@ class Report:
         if self.table.mixed:
             return "" if self.budget == 1 else f"reduced schedule, budget {self.budget:g}"
         kind = "full" if self.budget == 1 else "reduced" if self.budget < 1 else "extended"
-        original = [RECIPES[row.recipe] for row in self.table.all_rows if row.has_recipe]
+        original = [RECIPES[row.recipe] for row in self.table.all_rows]
         steps = sorted(
             {(scale_recipe(recipe, self.budget).steps, recipe.steps) for recipe in original}
         )
@@ -172,8 +172,6 @@ class _Reader:
 
     def record_groups(self, row: Row, budget: float) -> Groups:
         """The records of a row at a budget, by all that they share but the seed."""
-        if not row.has_recipe:
-            return {}
         place = row.recipe, budget
         if place not in self.read:
             self.read[place] = read_records(self.results, *place)

@@ -1,13 +1,19 @@
-"""What a table is: panels of rows, each a recipe and the paper's number."""
+"""Tables as panels of rows, each a recipe and the paper's number; `tables.toml` has them all."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.recipes import FAMILIES, RECIPES, SUFFIX
+from neural_similarity_paper.recipes.adaptation import GROUPS
 
 MetricName = Literal["error", "accuracy"]
+FILE = Path(__file__).with_name("tables.toml")
+RELEASED = "-released"
+"""What follows the name of a table whose runs train as the authors' released code."""
 
 
 @dataclass(frozen=True)
@@ -18,19 +24,12 @@ class Row:
     """The paper's number, in percent."""
     top5: float | None = None
     """The paper's top-5 number, in percent."""
-    parameters: float | None = None
-    """The paper's number of parameters, in millions."""
     half_width: float | None = None
     """Half the width of the paper's interval: the number after ±."""
     method: str = ""
     """The method that is evaluated on the network, where tasks are learned."""
     shots: int = 0
     """Labelled images of each class of a task, likewise."""
-
-    @property
-    def has_recipe(self) -> bool:
-        """Whether the row can be run."""
-        return self.recipe in RECIPES
 
 
 @dataclass(frozen=True)
@@ -84,19 +83,59 @@ class Table:
         return [rows[label] for label in self.compared.values()]
 
 
-def on_other_data(table: Table, data: str, before: str, after: str) -> Table:
-    """The rows of a table on other data, by recipes of another prefix; the paper has no numbers."""
+def make_table(content: Mapping[str, Any]) -> Table:
+    """A table from its entry in `tables.toml`."""
+    metric, shots = content.get("metric", "error"), content.get("shots", ())
     panels = tuple(
-        Panel(
-            panel.title if len(table.panels) > 1 else data,
-            panel.metric,
-            tuple(_moved_row(row, before, after) for row in panel.rows),
+        Panel(title, metric, _panel_rows(rows, shots)) for title, rows in content["panels"].items()
+    )
+    facts = {name: content[name] for name in ("compared", "mixed", "note") if name in content}
+    return Table(content["title"], panels, **facts)
+
+
+def _panel_rows(rows: str | list[list[Any]], shots: Sequence[int]) -> tuple[Row, ...]:
+    """The rows that are listed, at each number of shots, or every recipe of the group named."""
+    if isinstance(rows, str):
+        recipes = GROUPS[rows] if rows in GROUPS else FAMILIES[rows][1]
+        return tuple(Row(label, name) for name, (label, _) in recipes.items())
+    listed = [_listed_row(*row) for row in rows]
+    if not shots:
+        return tuple(listed)
+    return tuple(_row_at_shots(row, count, shots[0]) for row in listed for count in shots)
+
+
+def _listed_row(label: str, recipe: str, *rest: Any) -> Row:
+    """A row as it is listed: then the paper's number, if it has one, and a table of other facts."""
+    numbers = [cell for cell in rest if not isinstance(cell, dict)]
+    (facts,) = [cell for cell in rest if isinstance(cell, dict)] or [{}]
+    return Row(label, recipe, *numbers, **facts)
+
+
+def _row_at_shots(row: Row, count: int, papers: int) -> Row:
+    """A row of few-shot learning at a number of shots; the paper's number is of `papers` shots."""
+    special = f"{row.recipe}-{count}shot"
+    recipe = special if special in RECIPES else row.recipe
+    row = replace(row, recipe=recipe, shots=count)
+    return row if count == papers else replace(row, paper=None, half_width=None)
+
+
+def _as_released(table: Table) -> Table:
+    """The rows of a table for which code was released, with the recipes that train as it does."""
+    panels = (
+        replace(
+            panel,
+            rows=tuple(
+                replace(row, recipe=row.recipe + SUFFIX)
+                for row in panel.rows
+                if row.recipe + SUFFIX in RECIPES
+            ),
         )
         for panel in table.panels
     )
-    return replace(table, title=f"{table.title}, on {data}", panels=panels)
+    title = f"{table.title}, as the released code trains"
+    return replace(table, title=title, panels=tuple(panels))
 
 
-def _moved_row(row: Row, before: str, after: str) -> Row:
-    name = after + row.recipe.removeprefix(before)
-    return Row(row.label, name, method=row.method, shots=row.shots)
+TABLES = {name: make_table(entry) for name, entry in tomllib.loads(FILE.read_text("utf-8")).items()}
+"""The tables by the names that `nsim table` and `nsim reproduce` take."""
+TABLES |= {f"{name}{RELEASED}": _as_released(TABLES[name]) for name in ("4", "8")}
