@@ -18,7 +18,7 @@ from neural_similarity_paper.statistics import by_image
 from neural_similarity_paper.tables import TABLES, make_report, read_records
 from neural_similarity_paper.tables.markdown import interval_text, markdown_rows
 from neural_similarity_paper.tables.records import Record
-from neural_similarity_paper.tables.report import pooled_difference, records_by_seed
+from neural_similarity_paper.tables.report import compare_records, records_by_seed
 from neural_similarity_paper.tables.verdicts import Adjusted, Comparison, Verdict, judge_comparisons
 
 ROOT = Path(__file__).parents[1]
@@ -186,7 +186,7 @@ def compare(text: str, table: str = "") -> Found:
         for name, share in zip((first, second), (shares[0], shares[-1]), strict=True)
     ]
     share = min(shares)
-    difference = pooled_difference(*sides, metric, _scatter(table, share, first, second))
+    difference = compare_records(*sides, metric, _scatter(table, share, first, second))
     comparison = Comparison(
         difference=difference,
         sign=1 if sign == ">" else -1,
@@ -215,7 +215,7 @@ def _scatter(table: str, budget: float, *names: str) -> tuple[float, int] | None
     """The pooled scatter of the panel that has both recipes."""
     for panel in _panels(table, budget):
         if set(names) <= {line.row.recipe for line in panel.lines}:
-            return panel.pooled_deviation
+            return panel.scatter
     return None
 
 

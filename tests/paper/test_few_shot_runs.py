@@ -349,22 +349,6 @@ def test_a_transductive_evaluation_stands_in_for_none(tmp_path, capsys):
     assert own.exists()
 
 
-@pytest.mark.parametrize("scored", ["fp32", "bf16", None])
-def test_the_command_of_a_record_repeats_the_precision_of_its_scores(done, tmp_path, scored):
-    """Older evaluations do not name it: they were scored in that of training."""
-    folder = shutil.copytree(done / "runs/mini-anil-1-seed4", tmp_path / "run")
-    (file,) = (folder / "evaluations").glob("*.json")
-    edit(folder / "environment.json", precision="bf16")
-    content = json.loads(file.read_text())
-    content["summary"].pop("score_precision")
-    content["summary"] |= {"score_precision": scored} if scored else {}
-    file.write_text(json.dumps(content))
-    (record,) = (
-        few_shot_records.EvaluationRecords().outcomes_of(session.open_run(folder), "").values()
-    )
-    assert record["summary"]["command"].endswith(" --precision bf16") == (scored != "fp32")
-
-
 def test_records_name_no_folder_of_the_machine(done):
     assert records(done)
     for path in records(done).values():

@@ -83,8 +83,6 @@ def test_records_tell_the_start_and_no_path_of_the_machine(path):
     assert [file.name for file in (path / "results").iterdir()] == [ALL]  # what was asked for
     assert record.start.items() >= {"recipe": ALONE, "seed": 3, "budget": 1.0}.items()
     assert len(record.start["weights"]) == 64
-    words = f"nsim train {ALL} --budget 1.0 --seed 3 --backbone runs/{ALONE}-seed3"
-    assert record.summary["command"].startswith(words)
     assert str(path) not in record.path.read_text()
     assert reproduce(path, "--only", ALL, "--print") == 0
 

@@ -8,7 +8,7 @@ from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab.train.statistics import Interval
 from neural_similarity_paper.tables import make_report, read_records, to_markdown
-from neural_similarity_paper.tables.record import has_failed
+from neural_similarity_paper.tables.kinds import has_failed
 from neural_similarity_paper.tables.report import Difference
 from neural_similarity_paper.tables.verdicts import Comparison, judge_comparisons
 
@@ -112,7 +112,7 @@ def test_failed_runs_are_counted_apart(tmp_path):
     assert rows[0].baseline_difference.by_seed == rows[1].baseline_difference.by_seed
     assert rows[0].baseline_difference.by_image == rows[1].baseline_difference.by_image
     assert rows[0].value_deviation == rows[1].value_deviation
-    assert before.panels[0].pooled_deviation[0] > 0
+    assert before.panels[0].scatter[0] > 0
     assert "18.75 ± 7.22 (1 of 5 failed) | 5 |" in to_markdown(after)
 
 

@@ -1,6 +1,6 @@
 """Adaptation of pretrained networks: each way to adapt one, on each group of images.
 
-`adaptation.toml` beside this module has the networks, the ways and their learning rates.
+`adaptation.toml` beside this module has the networks, the groups, the ways and their rates.
 """
 
 import tomllib
@@ -12,29 +12,22 @@ from neural_similarity.lab.tasks.adaptation_recipe import AdaptationRecipe
 from neural_similarity_paper.recipes.reading import setting_fields
 
 _CONTENT = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-RESNET, LITE = (setting_fields(_CONTENT["networks"][name]) for name in ("resnet20", "lite0"))
-HEADED: dict[str, Any] = {"classifier": "new", "channels": 3}
-"""A new head, which always trains."""
-CHANGED: dict[str, Any] = RESNET | {
-    "inputs": "imagenet",
-    "classifier": "kept",
-    "channels": 3,
-    "per_class": 10,
-    "batch_size": 20,
-    "steps": 100,
-    "drops": (70,),
-}
-"""The classes of ResNet-20, with 10 changed images of each."""
+_NETWORKS, _HEADS = (
+    {name: setting_fields(settings) for name, settings in _CONTENT[part].items()}
+    for part in ("networks", "heads")
+)
+RESNET, LITE = _NETWORKS["resnet20"], _NETWORKS["lite0"]
+HEADED, CHANGED = _HEADS["new"], RESNET | _HEADS["kept"]
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     way: (fields.pop("label"), fields)
     for way, settings in _CONTENT["ways"].items()
     for fields in [setting_fields(settings)]
 }
 """A row's label and what it trains beside a new head; a table's first way is its baseline."""
-(_, *_GROUPS), *_ROWS = map(str.split, _CONTENT["rates"]["table"].splitlines())
+(_, *_COLUMNS), *_ROWS = map(str.split, _CONTENT["rates"]["table"].splitlines())
 RATES: dict[str, dict[str, float]] = {
     group: {way: float(rates[at]) for way, *rates in _ROWS if rates[at] != "-"}
-    for at, group in enumerate(_GROUPS)
+    for at, group in enumerate(_COLUMNS)
 }
 """Learning rates of the ways, by group."""
 MATTER = ("head", "norm", "full", "all")
@@ -49,58 +42,27 @@ def way_fields(fields: dict[str, Any]) -> dict[str, Any]:
     return {"similarity": None} | fields | {"train": train}
 
 
-def _group_recipes(name: str, rates: dict[str, float], **settings: Any) -> Recipes:
-    """Descriptions and recipes of the ways that have a rate, by name."""
+def _group_recipes(name: str, network: str, head: str, rates: str = "", **settings: Any) -> Recipes:
+    """Descriptions and recipes of a group's ways, with their own rates or another group's."""
+    shared = _NETWORKS[network] | _HEADS[head] | settings
+    chosen = {way: RATES[rates][way] for way in MATTER} if rates else RATES[name]
     return {
-        f"{name}-{way}": (label, AdaptationRecipe(lr=rates[way], **way_fields(settings | fields)))
+        f"{name}-{way}": (label, AdaptationRecipe(lr=chosen[way], **way_fields(shared | fields)))
         for way, (label, fields) in WAYS.items()
-        if way in rates
+        if way in chosen
     }
 
 
-def _groups_with_heads(name: str, network: dict[str, Any], *others: int) -> dict[str, Recipes]:
-    """Recipes with 20 images per class, and with other counts at the same rates."""
-    settings, rates = network | HEADED, RATES[name]
-    matter = {way: rates[way] for way in MATTER}
-    return {name: _group_recipes(name, rates, per_class=20, **settings)} | {
-        group: _group_recipes(group, matter, per_class=each, **settings)
-        for each in others
-        for group in [f"{name}-{each}"]
-    }
-
-
-def _changed_groups(*changes: str) -> dict[str, Recipes]:
-    """Recipes on changed images of CIFAR-10."""
-    return {
-        change: _group_recipes(change, RATES[change], dataset=f"cifar10-{change}", **CHANGED)
-        for change in changes
-    }
-
-
-_BY_FAMILY: dict[str, tuple[str, dict[str, Recipes]]] = {
-    "signs": (
-        "ResNet-20 of CIFAR-10 on hand signs, 20, 5 and 160 of each",
-        _groups_with_heads("signs", RESNET | {"image_size": 32}, 5, 160),
-    ),
-    "signs-lite0": (
-        "EfficientNet-Lite0 of ImageNet on hand signs",
-        _groups_with_heads("signs-lite0", LITE | {"flip": False}, 5, 160),
-    ),
-    "flowers": (
-        "EfficientNet-Lite0 of ImageNet on twelve flowers, 20, 5 and 60 of each",
-        _groups_with_heads("flowers", LITE, 5, 60),
-    ),
-    "noise": ("ResNet-20 of CIFAR-10 under noise", _changed_groups("noise-25", "noise-50")),
-    "rotation": (
-        "ResNet-20 of CIFAR-10 under rotation",
-        _changed_groups("rotation-30", "rotation-90"),
-    ),
-}
-GROUPS: dict[str, Recipes] = {
-    name: recipes for _, groups in _BY_FAMILY.values() for name, recipes in groups.items()
-}
+_FAMILIES = {name: entry.pop("family") for name, entry in _CONTENT["groups"].items()}
+GROUPS = {name: _group_recipes(name, **entry) for name, entry in _CONTENT["groups"].items()}
 """Descriptions and recipes by name, grouped by data set, network and images per class."""
+
+
+def _family_recipes(family: str) -> Recipes:
+    groups = [GROUPS[group] for group, its_family in _FAMILIES.items() if its_family == family]
+    return {name: entry for recipes in groups for name, entry in recipes.items()}
+
+
 ADAPTATION: dict[str, Family] = {
-    family: (title, {name: entry for each in groups.values() for name, entry in each.items()})
-    for family, (title, groups) in _BY_FAMILY.items()
+    family: (title, _family_recipes(family)) for family, title in _CONTENT["families"].items()
 }

@@ -2,9 +2,9 @@
 
 from neural_similarity_paper.tables.costs import StepCosts as StepCosts
 from neural_similarity_paper.tables.costs import read_costs as read_costs
+from neural_similarity_paper.tables.kinds import Wanted as Wanted
 from neural_similarity_paper.tables.missing import Line as Line
 from neural_similarity_paper.tables.missing import Scope as Scope
-from neural_similarity_paper.tables.missing import Wanted as Wanted
 from neural_similarity_paper.tables.missing import missing_lines as missing_lines
 from neural_similarity_paper.tables.missing import wanted_records as wanted_records
 from neural_similarity_paper.tables.pages import to_markdown as to_markdown

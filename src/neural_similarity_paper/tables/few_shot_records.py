@@ -1,6 +1,5 @@
 """Records of few-shot runs: one for each evaluation."""
 
-import shlex
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,16 @@ from neural_similarity.lab.tasks.few_shot.recipe import Classes, FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import TrainingRecipe
-from neural_similarity.lab.train.run import read_facts
-from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity.lab.train.statistics import Interval, by_task
-from neural_similarity_paper.tables.kinds import RunRecords, Trial
-from neural_similarity_paper.tables.record import Outcome, Record
+from neural_similarity_paper.tables.kinds import (
+    Key,
+    Outcome,
+    Record,
+    RunRecords,
+    Wanted,
+    public_summary,
+)
+from neural_similarity_paper.tables.rows import Row
 
 TABLE_WAYS, TABLE_QUERIES, TASK_SEED = 5, 15, 0
 """Classes, and queries of each, of a table's tasks, and the seed of their list."""
@@ -87,31 +91,27 @@ class EvaluationRecords(RunRecords):
         "seeds": _seeds_text,
     }
 
-    def row_trials(self, seed: int, method: str, shots: int, count: int) -> Iterator[Trial]:
+    def wanted_records(self, row: Row, seed: int, count: int) -> Iterator[Wanted]:
         """The evaluations of a method: trained on training classes, and on validation classes too.
 
         MAML, ANIL and meta-learned NSN, whose initial classifier is learned, are trained on
         training classes alone; the paper trains static and dynamic NSN on validation classes too.
         """
-        kind, sizes = METHODS[method], table_sizes(shots)
+        kind, sizes = METHODS[row.method], table_sizes(row.shots)
         facts = {"part": "test", "count": count, "seed": TASK_SEED}
+        options = tuple(evaluate_options(row.method, sizes, count, TASK_SEED, "test"))
         for train_on in get_args(Classes)[: 1 if kind.fixed_ways else None]:
-            stem = evaluation_name((method, train_on, kind.statistics, seed), sizes, facts)
-            yield Trial(
-                stem=stem,
-                product=f"{EVALUATIONS}/{stem}.json",
-                options=tuple(evaluate_options(method, sizes, count, TASK_SEED, "test")),
-                retrained=train_on != "train",
-            )
+            stem = evaluation_name((row.method, train_on, kind.statistics, seed), sizes, facts)
+            run = Key(row.recipe, seed, retrained=train_on != "train")
+            yield Wanted(run, stem, f"{EVALUATIONS}/{stem}.json", options)
 
-    def outcomes_of(self, run: FewShotRun, command: str) -> dict[str, dict[str, Any]]:
+    def outcomes_of(self, run: FewShotRun) -> dict[str, dict[str, Any]]:
         evaluations = read_evaluations(run)
         if not evaluations:
             raise RunError(f"{run.path} has no evaluations; `nsim evaluate {run.path}` first")
-        recipe, training = run.recipe, read_facts(run.summary) | {"command": command}
+        recipe, training = run.recipe, public_summary(run)
         return {
-            each.file_name(recipe.train_on, recipe.seed): {"training": training}
-            | _evaluation_json(run, each)
+            each.file_name(recipe.train_on, recipe.seed): {"training": training} | each.to_json()
             for each in evaluations
         }
 
@@ -128,15 +128,13 @@ class EvaluationRecords(RunRecords):
             evaluation=evaluation,
         )
 
-    def group_records(
-        self, records: Sequence[Record], method: str, shots: int
-    ) -> dict[Hashable, list[Record]]:
+    def group_records(self, records: Sequence[Record], row: Row) -> dict[Hashable, list[Record]]:
         """Evaluations on test classes, by training classes, statistics, tasks and start."""
         groups: dict[Hashable, list[Record]] = {}
         for record in _longest(records):
             evaluation = _evaluation(record)
             tasks = evaluation.method, evaluation.sizes, evaluation.tasks["part"]
-            if tasks == (method, table_sizes(shots), "test"):
+            if tasks == (row.method, table_sizes(row.shots), "test"):
                 digest = evaluation.tasks["digest"]
                 facts = evaluation.statistics, digest, _start_budget(record)
                 groups.setdefault((_classes(record), *facts), []).append(record)
@@ -159,18 +157,6 @@ class EvaluationRecords(RunRecords):
 
     def interval(self, values: Tensor) -> Interval:
         return by_task(values)
-
-
-def _evaluation_json(run: FewShotRun, evaluation: Evaluation) -> dict[str, Any]:
-    facts = (evaluation.tasks[fact] for fact in ("count", "seed", "part"))
-    words = ["nsim", "evaluate", f"runs/{run.recipe.folder_name(run.name)}"]
-    words += evaluate_options(evaluation.method, evaluation.sizes, *facts)
-    if evaluation.statistics != METHODS[evaluation.method].statistics:
-        words += ["--batch-norm", evaluation.statistics]
-    scored = evaluation.summary.get("score_precision", run.precision)
-    if scored != SCORE_PRECISION:
-        words += ["--precision", scored]
-    return evaluation.to_json() | {"summary": evaluation.summary | {"command": shlex.join(words)}}
 
 
 def _longest(records: Iterable[Record]) -> list[Record]:

@@ -1,4 +1,4 @@
-"""How the records of each kind of run are named, made, read and shown."""
+"""Run records, from which tables are built: how each kind of run makes, names and reads its own."""
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -12,6 +12,7 @@ from neural_similarity import models
 from neural_similarity.conversion import fold
 from neural_similarity.lab.tasks.baselines import merge_baselines
 from neural_similarity.lab.tasks.classification import BY_CLASS
+from neural_similarity.lab.tasks.few_shot import Evaluation
 from neural_similarity.lab.train import Run, TrainingRecipe, unpack_correct
 from neural_similarity.lab.train.files import check_fields
 from neural_similarity.lab.train.journal import read_lines
@@ -19,23 +20,112 @@ from neural_similarity.lab.train.run import SUMMARY, checkpoint_facts, load_netw
 from neural_similarity.lab.train.statistics import Interval
 from neural_similarity_paper.learned import learned
 from neural_similarity_paper.statistics import by_image
-from neural_similarity_paper.tables.record import Outcome, Record
+from neural_similarity_paper.tables.rows import Row
 
 SEED_NAME = re.compile(r"-?[0-9]+")
+LOSS_RISE = 1.5
+"""A training that diverged ends at least at so many times its least loss, or not at a number."""
+CHANCES = 2, 3
+"""A network is near chance below so many times it, and, where the loss rose, below the other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A record that a table's row needs for each seed."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """The scores of a run."""
 
     stem: str
     """The name of the record's file, without .json."""
+    correct: Tensor
+    """Whether each test image was classified correctly; or the correct queries of each task."""
+    accuracies: Tensor
+    """Share of correct answers for each image or task; float64."""
+    evaluation: Evaluation | None = None
+    """The evaluation of a few-shot run."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Record(Outcome):
+    """A finished run of a named recipe without overrides, and its scores."""
+
+    path: Path
+    name: str
+    budget: float
+    """Share of the recipe's steps."""
+    recipe: TrainingRecipe
+    """All settings, with the steps already scaled."""
+    code: dict[str, Any]
+    """Version, commits, and whether files differed from a commit."""
+    environment: dict[str, Any]
+    """Machine, versions, device and precision."""
+    data: dict[str, Any]
+    """Name and digest of the data set; the number of classes, if the record has it."""
+    training: dict[str, Any]
+    """Summary of the training: steps, seconds, parameters."""
+    summary: dict[str, Any]
+    start: dict[str, Any] | None = None
+    """Recipe, seed, classes and budget of the run that training started from, and SHA-256 of its
+    weights, which identifies its own evaluations."""
+    retrained: dict[str, Any] | None = None
+    """If the run was retrained on validation classes too: the step that was chosen on them, and the
+    ratio of the numbers of images; missing in older records."""
+    learned: dict[str, Any] | None = None
+    """By layer, see `learned`; for recognition only, and missing in older records."""
+    failed: bool = False
+    """Whether the training failed, see `has_failed`."""
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.seed
+
+    @property
+    def precision(self) -> str:
+        """The precision of training, and that of the scores if it is another one.
+
+        Older records do not name that of the scores: it was the one of training.
+        """
+        trained = self.environment["precision"]
+        scored = self.summary.get("score_precision", trained)
+        return trained if scored == trained else f"{trained} (scores: {scored})"
+
+
+def has_failed(losses: Sequence[float], accuracy: float, classes: int) -> bool:
+    """Whether a training diverged or left the network near chance.
+
+    Args:
+        losses: of training, in their order; a single one is of no training.
+        accuracy: share of correct answers at test.
+        classes: number of classes.
+    """
+    if len(losses) < 2:
+        return False
+    rose = not losses[-1] < LOSS_RISE * min(losses)
+    return accuracy * classes < CHANCES[rose]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What distinguishes a run from others at its budget."""
+
+    name: str
+    seed: int
+    retrained: bool = False
+    """Whether it is trained again on validation data as well."""
+
+    def __str__(self) -> str:
+        return f"{self.name} seed {self.seed}" + (" retrained" if self.retrained else "")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A record that a table asks for."""
+
+    run: Key
+    stem: str
+    """The name of its file, without .json."""
     product: str = SUMMARY
     """The file in the run folder whose presence means that the run can be recorded."""
     options: tuple[str, ...] | None = None
     """Options of `nsim evaluate`, which makes that file; None if training makes it."""
-    retrained: bool = False
-    """Whether the run is retrained with validation data added."""
 
 
 class RunRecords:
@@ -47,24 +137,18 @@ class RunRecords:
     """The columns of a table, by heading, for records that differ in their seed alone; empty for
     image classification."""
 
-    def row_trials(self, seed: int, method: str, shots: int, count: int) -> Iterable[Trial]:
-        """The records that a table's row needs for a seed.
+    def wanted_records(self, row: Row, seed: int, count: int) -> Iterable[Wanted]:
+        """The records that a row needs for a seed; few-shot runs have `count` test tasks."""
+        return [Wanted(Key(row.recipe, seed), f"{seed}")]
 
-        Few-shot runs evaluate `method` on `count` test tasks with `shots` labelled images a class.
-        """
-        return [Trial(stem=f"{seed}")]
-
-    def outcomes_of(self, run: Any, command: str) -> dict[str, dict[str, Any]]:
-        """The parts of records that only this kind of run has, by the names of their files.
-
-        `command` is the one that repeats the run.
-        """
-        summary = read_facts(run.summary)
+    def outcomes_of(self, run: Any) -> dict[str, dict[str, Any]]:
+        """The parts of records that only this kind of run has, by the names of their files."""
+        summary = public_summary(run)
         correct = summary.pop("test_correct")
         summary.pop(BY_CLASS, None)  # A thousand numbers for ImageNet, which follow from `correct`.
         outcome = {
             "checkpoint": checkpoint_facts(run, "last"),
-            "summary": summary | {"macs": _folded_macs(run), "command": command},
+            "summary": summary | {"macs": _folded_macs(run)},
             "metrics": read_lines(run.metrics),
             "learned": learned(merge_baselines(load_network(run))),
             "correct": correct,
@@ -84,10 +168,8 @@ class RunRecords:
         check_fields(content, {"summary.macs": int})
         return Outcome(stem=f"{recipe.seed}", correct=right, accuracies=right.double())
 
-    def group_records(
-        self, records: Sequence[Record], method: str, shots: int
-    ) -> dict[Hashable, list[Record]]:
-        """The records that a row shows, in groups that differ in their seed alone."""
+    def group_records(self, records: Sequence[Record], row: Row) -> dict[Hashable, list[Record]]:
+        """Those of a recipe's records that a row shows, in groups that differ in the seed alone."""
         return {(): sorted(records, key=lambda record: record.seed)} if records else {}
 
     def comparable(self, ours: Record, theirs: Record) -> bool:
@@ -97,6 +179,11 @@ class RunRecords:
     def interval(self, values: Tensor) -> Interval:
         """The interval of a mean over test images or tasks."""
         return by_image(values.tolist())
+
+
+def public_summary(run: Run) -> dict[str, Any]:
+    """The summary of a run without its command, which names folders of the machine."""
+    return {key: value for key, value in read_facts(run.summary).items() if key != "command"}
 
 
 def _folded_macs(run: Run) -> int:

@@ -12,35 +12,14 @@ from neural_similarity.lab.train.checkpoint import list_checkpoints, step_of
 from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
 from neural_similarity.lab.train.runtime import PrecisionChoice
-from neural_similarity_paper.tables.kinds import Trial
-from neural_similarity_paper.tables.recording import overridden_fields, start_option
+from neural_similarity_paper.tables.kinds import Key, Wanted
+from neural_similarity_paper.tables.recording import overridden_fields
 from neural_similarity_paper.tables.records import budget_name, kind_of, read_placed, records_folder
 from neural_similarity_paper.tables.rows import Row
 
 THREADS = 1
 """Threads of a run: a second one gains little beside a second process, and stalls where cores are
 shared."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """What distinguishes a run from others at its budget."""
-
-    name: str
-    seed: int
-    retrained: bool = False
-    """Whether it is trained again on validation data as well."""
-
-    def __str__(self) -> str:
-        return f"{self.name} seed {self.seed}" + (" retrained" if self.retrained else "")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A record that a table asks for."""
-
-    run: Key
-    trial: Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +43,7 @@ class Scope:
 
     def record_path(self, wanted: Wanted) -> Path:
         folder = records_folder(self.results, wanted.run.name, self.budget)
-        return folder / f"{wanted.trial.stem}.json"
+        return folder / f"{wanted.stem}.json"
 
     @property
     def place_options(self) -> list[str]:
@@ -97,10 +76,10 @@ def wanted_records(rows: Iterable[Row], seeds: Sequence[int], count: int = 2_000
     """The records of rows, on `count` test tasks, seed by seed."""
     chosen = list(rows)
     wanted = (
-        Wanted(Key(row.recipe, seed, trial.retrained), trial)
+        each
         for seed in seeds
         for row in chosen
-        for trial in kind_of(RECIPES[row.recipe]).row_trials(seed, row.method, row.shots, count)
+        for each in kind_of(RECIPES[row.recipe]).wanted_records(row, seed, count)
     )
     return list(dict.fromkeys(wanted))
 
@@ -175,8 +154,8 @@ def _remaining_commands(
                 map(step_of, list_checkpoints(run.checkpoints)), default=0
             )
     for record in wanted:
-        if record.trial.options is not None and not (folder / record.trial.product).exists():
-            commands.append(["evaluate", f"{folder}", *record.trial.options, *scope.place_options])
+        if record.options is not None and not (folder / record.product).exists():
+            commands.append(["evaluate", f"{folder}", *record.options, *scope.place_options])
     if wanted:
         commands.append(["record", f"{folder}", "--results", f"{scope.results}"])
     return commands, steps
@@ -194,7 +173,7 @@ def _train_words(key: Key, scope: Scope) -> Iterator[str]:
             yield from ("--precision", scope.precision)
     if key.name in STARTS:
         before = scope.run_folder(Key(STARTS[key.name], key.seed, key.retrained))
-        yield from (start_option(key.name), f"{before}")
+        yield from (f"--{RECIPES[key.name].START}", f"{before}")
     yield from ("--out", f"{scope.run_folder(key)}")
 
 

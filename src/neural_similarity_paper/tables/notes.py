@@ -2,8 +2,8 @@
 
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.nn import SphereNet
+from neural_similarity_paper.tables.kinds import Record
 from neural_similarity_paper.tables.markdown import interval_text
-from neural_similarity_paper.tables.record import Record
 from neural_similarity_paper.tables.records import commits_of
 from neural_similarity_paper.tables.report import PanelReport
 
@@ -42,9 +42,9 @@ def _scatter_note(report: PanelReport) -> str:
     if not report.interval_count:
         return ""
     count = f"{report.interval_count} intervals."
-    if report.pooled_deviation is None:
+    if report.scatter is None:
         return f"\n\n{count}"
-    deviation, freedom = report.pooled_deviation
+    deviation, freedom = report.scatter
     lines = [(each.row.label, each.baseline_difference.by_pooled_seeds) for each in report.lines]
     listed = "; ".join(f"{label} {interval_text(pooled)}" for label, pooled in lines if pooled)
     return (

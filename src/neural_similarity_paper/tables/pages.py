@@ -6,6 +6,7 @@ from typing import Literal
 
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.progress import format_clock
+from neural_similarity_paper.tables.kinds import Record
 from neural_similarity_paper.tables.markdown import (
     CLEAR,
     deviation_text,
@@ -14,7 +15,6 @@ from neural_similarity_paper.tables.markdown import (
     signed_number,
 )
 from neural_similarity_paper.tables.notes import panel_notes
-from neural_similarity_paper.tables.record import Record
 from neural_similarity_paper.tables.records import kind_of
 from neural_similarity_paper.tables.report import Difference, PanelReport, Report, RowReport
 from neural_similarity_paper.tables.rows import Row

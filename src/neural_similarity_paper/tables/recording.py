@@ -1,7 +1,5 @@
 """Writing the records of finished runs."""
 
-import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ from neural_similarity.files import read_json
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.files import write_result
-from neural_similarity.lab.train.recipe import MACHINE, recipe_from_json, recipe_to_json
+from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts, require_finished
 from neural_similarity_paper.tables.records import (
     DIRTY,
@@ -41,7 +39,7 @@ def write_records(run: Run, results: Path) -> list[Path]:
             "only runs with another seed, budget or machine setting become records"
         )
     folder, facts = records_folder(results, run.name, run.budget), _run_facts(run)
-    outcomes = kind_of(run.recipe).outcomes_of(run, repeat_command(run))
+    outcomes = kind_of(run.recipe).outcomes_of(run)
     return [
         _write_record(folder / f"{stem}.json", facts | outcome)
         for stem, outcome in outcomes.items()
@@ -80,37 +78,6 @@ def _run_facts(run: Run) -> dict[str, Any]:
         "config": config,
         **{name: facts for name, facts in origin.items() if facts is not None},
     }
-
-
-def repeat_command(run: Run) -> str:
-    """The command that repeats a run with nothing overridden, from any folder of data sets.
-
-    It has the precision and the threads of the run, which another machine may choose otherwise,
-    and names the run that training started from, or that was retrained, by its usual folder.
-    """
-    environment = read_facts(run.path / ENVIRONMENT)
-    start = _start_words(run, environment.get("start"))
-    if environment.get("retrained") is not None:
-        before = replace(RECIPES[run.name], seed=run.recipe.seed).folder_name(run.name)
-        return shlex.join(["nsim", "train", "--retrain", f"runs/{before}", *start])
-    recipe = replace(run.recipe, precision=run.precision, threads=environment["threads"])
-    words = ["nsim", "train", run.name]
-    words += ["--budget", f"{run.budget!r}", "--seed", f"{recipe.seed}", *start]
-    for field in MACHINE:
-        if hasattr(recipe, field) and getattr(recipe, field) != getattr(RECIPES[run.name], field):
-            words += [f"--{field.replace('_', '-')}", f"{getattr(recipe, field)}"]
-    return shlex.join(words)
-
-
-def _start_words(run: Run, start: dict[str, Any] | None) -> list[str]:
-    if start is None or run.name not in STARTS:
-        return []
-    return [start_option(run.name), f"runs/{run.recipe.folder_name(start['recipe'])}"]
-
-
-def start_option(name: str) -> str:
-    """The option of `nsim train` by which a recipe takes the run that it starts from."""
-    return f"--{RECIPES[name].START}"
 
 
 def overridden_fields(run: Run) -> list[str]:

@@ -21,8 +21,7 @@ from neural_similarity.lab.train.recipe import (
     scale_recipe,
 )
 from neural_similarity_paper.tables.few_shot_records import EvaluationRecords
-from neural_similarity_paper.tables.kinds import RunRecords
-from neural_similarity_paper.tables.record import Outcome, Record, has_failed
+from neural_similarity_paper.tables.kinds import Outcome, Record, RunRecords, has_failed
 
 FREE: tuple[str, ...] = ("seed", *MACHINE)
 """Fields that may differ between a run and its recipe."""

@@ -1,8 +1,8 @@
 """A table of the paper beside our runs, whose numbers all come from records."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -21,11 +21,13 @@ from neural_similarity_paper.statistics import (
     pooled_deviation,
 )
 from neural_similarity_paper.tables.costs import StepCosts
-from neural_similarity_paper.tables.record import Record
+from neural_similarity_paper.tables.kinds import Record
 from neural_similarity_paper.tables.records import kind_of, read_records, recorded_budgets
 from neural_similarity_paper.tables.rows import MetricName, Panel, Row, Table
 
 Groups = Mapping[Hashable, list[Record]]
+Scatter = tuple[float, int]
+"""Deviation between seeds of one recipe, and its degrees of freedom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ class RowReport:
     @property
     def run_values(self) -> list[float]:
         """The metric of every run that did not fail."""
-        return [metric_value(record, self.metric) for record in trained_runs(self.records)]
+        return metric_values(trained_runs(self.records), self.metric)
 
     @property
     def mean_value(self) -> float:
@@ -104,15 +106,12 @@ class RowReport:
 class PanelReport:
     panel: Panel
     lines: tuple[RowReport, ...]
+    scatter: Scatter | None
+    """Over all rows; None where a row may show another budget's runs."""
 
     @property
     def all_records(self) -> list[Record]:
         return [record for line in self.lines for record in line.records]
-
-    @property
-    def pooled_deviation(self) -> tuple[float, int] | None:
-        """Deviation between seeds of one recipe, over all rows, and its degrees of freedom."""
-        return pooled_deviation({line.row.recipe: line.run_values for line in self.lines}.values())
 
     @property
     def interval_count(self) -> int:
@@ -175,7 +174,7 @@ class _Reader:
         place = row.recipe, budget
         if place not in self.read:
             self.read[place] = read_records(self.results, *place)
-        return kind_of(RECIPES[row.recipe]).group_records(self.read[place], row.method, row.shots)
+        return kind_of(RECIPES[row.recipe]).group_records(self.read[place], row)
 
     def row_budgets(self, row: Row) -> list[float]:
         """The budgets at which a row has records."""
@@ -198,15 +197,17 @@ class _Reader:
             for row, row_groups in groups.items()
             for records in row_groups.values() or [[]]
         )
-        return PanelReport(panel=panel, lines=tuple(lines))
+        return PanelReport(panel=panel, lines=tuple(lines), scatter=scatter)
 
     def row_report(
-        self, panel: Panel, row: Row, records: list[Record], scatter: tuple[float, int] | None
+        self, panel: Panel, row: Row, records: list[Record], scatter: Scatter | None
     ) -> RowReport:
-        differences = []
-        for other in self.table.compared_rows(panel, row):
-            theirs = {} if other == row else self.record_groups(other, self.shown_budget(row))
-            differences.append(_row_difference(row, records, theirs, panel.metric, scatter))
+        differences = (
+            Difference()
+            if other == row or not records
+            else self.row_difference(panel, records, other, self.shown_budget(row), scatter)
+            for other in self.table.compared_rows(panel, row)
+        )
         return RowReport(
             row=row,
             records=tuple(records),
@@ -214,6 +215,15 @@ class _Reader:
             differences=tuple(differences),
             step=self.steps.get(row.recipe),
         )
+
+    def row_difference(
+        self, panel: Panel, ours: list[Record], other: Row, budget: float, scatter: Scatter | None
+    ) -> Difference:
+        """The difference to those of another row's records that are comparable."""
+        comparable = kind_of(ours[0].recipe).comparable
+        candidates = _in_groups(self.record_groups(other, budget))
+        theirs = [record for record in candidates if comparable(ours[0], record)]
+        return compare_records(ours, theirs, panel.metric, scatter)
 
 
 def make_report(
@@ -244,6 +254,11 @@ def metric_value(record: Record, metric: MetricName) -> float:
     return 100 - right if metric == "error" else right
 
 
+def metric_values(records: Iterable[Record], metric: MetricName) -> list[float]:
+    """The metric of every run."""
+    return [metric_value(record, metric) for record in records]
+
+
 def trained_runs(records: Iterable[Record]) -> list[Record]:
     """The runs that did not fail, or all of them if every one did."""
     runs = list(records)
@@ -251,32 +266,44 @@ def trained_runs(records: Iterable[Record]) -> list[Record]:
 
 
 def compare_records(
-    ours: Iterable[Record], theirs: Iterable[Record], metric: MetricName
+    ours: Iterable[Record],
+    theirs: Iterable[Record],
+    metric: MetricName,
+    scatter: Scatter | None = None,
 ) -> Difference:
-    """The difference of records to others, by seed, by test image or task, and by both.
+    """The difference of records to others that differ in their seed alone.
 
     Runs that failed are left out, unless all of a side did. By image or task, each one's
     difference is averaged over the common seeds first; of two lists of tasks the shorter is the
-    beginning of the longer.
+    beginning of the longer. With a panel's `scatter` of seeds, there is an interval between the
+    means over all seeds, too.
     """
     first, second = (records_by_seed(trained_runs(side)) for side in (ours, theirs))
     common = tuple(seed for seed in first if seed in second)
     if not common:
         return Difference()
-    seeds = [
-        metric_value(first[seed], metric) - metric_value(second[seed], metric) for seed in common
-    ]
+    pairs = [(first[seed], second[seed]) for seed in common]
+    seeds = [metric_value(mine, metric) - metric_value(other, metric) for mine, other in pairs]
     sign = 1 if metric == "accuracy" else -1
-    pairs = [(first[seed].accuracies, second[seed].accuracies) for seed in common]
-    count = min(len(each) for pair in pairs for each in pair)
-    changes = 100 * sign * torch.stack([mine[:count] - other[:count] for mine, other in pairs])
+    count = min(len(record.accuracies) for pair in pairs for record in pair)
+    changes = (mine.accuracies[:count] - other.accuracies[:count] for mine, other in pairs)
+    by_seed_and_unit = 100 * sign * torch.stack(list(changes))
     several = len(common) >= LEAST_SEEDS
     return Difference(
         common=common,
         by_seed=by_seed(seeds) if several else None,
-        by_image=kind_of(first[common[0]].recipe).interval(changes.mean(0)),
-        by_both=by_seed_and_image(changes) if several else None,
+        by_image=kind_of(first[common[0]].recipe).interval(by_seed_and_unit.mean(0)),
+        by_both=by_seed_and_image(by_seed_and_unit) if several else None,
+        by_pooled_seeds=scatter and _pooled_interval(first, second, metric, scatter),
     )
+
+
+def _pooled_interval(
+    first: Mapping[int, Record], second: Mapping[int, Record], metric: MetricName, scatter: Scatter
+) -> Interval:
+    """The interval of the difference between the means over all seeds of both sides."""
+    ours, theirs = (metric_values(side.values(), metric) for side in (first, second))
+    return by_pooled_seeds(fmean(ours) - fmean(theirs), *scatter, len(ours), len(theirs))
 
 
 def records_by_seed(records: Iterable[Record]) -> dict[int, Record]:
@@ -284,60 +311,17 @@ def records_by_seed(records: Iterable[Record]) -> dict[int, Record]:
     return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
 
 
-def pooled_difference(
-    ours: Iterable[Record],
-    theirs: Iterable[Record],
-    metric: MetricName,
-    scatter: tuple[float, int] | None,
-) -> Difference:
-    """As `compare_records`, and between the means by a panel's scatter of seeds.
-
-    Args:
-        ours: records that differ in their seed alone.
-        theirs: likewise.
-        metric: what is compared.
-        scatter: deviation between seeds of one recipe and its degrees of freedom, if known.
-    """
-    first, second = trained_runs(ours), trained_runs(theirs)
-    difference = compare_records(first, second, metric)
-    if scatter is None or not difference.common:
-        return difference
-    values = [[metric_value(record, metric) for record in side] for side in (first, second)]
-    pooled = by_pooled_seeds(fmean(values[0]) - fmean(values[1]), *scatter, *map(len, values))
-    return replace(difference, by_pooled_seeds=pooled)
-
-
-def _row_difference(
-    row: Row,
-    records: Sequence[Record],
-    groups: Groups,
-    metric: MetricName,
-    scatter: tuple[float, int] | None,
-) -> Difference:
-    """The difference of a row's records to those of another that are comparable."""
-    if not records or not groups:
-        return Difference()
-    comparable = kind_of(RECIPES[row.recipe]).comparable
-    theirs = [record for record in _in_groups(groups) if comparable(records[0], record)]
-    return pooled_difference(records, theirs, metric, scatter)
-
-
 def _in_groups(groups: Groups) -> Iterator[Record]:
     return (record for group in groups.values() for record in group)
 
 
-def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> tuple[float, int] | None:
-    """Deviation between seeds of one recipe over the rows of a panel, and degrees of freedom."""
-    return pooled_deviation(
-        {
-            row.recipe: [
-                metric_value(record, panel.metric)
-                for group in row_groups.values()
-                for record in trained_runs(group)
-            ]
-            for row, row_groups in groups.items()
-        }.values()
-    )
+def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> Scatter | None:
+    """The scatter of seeds over the rows of a panel, each recipe once."""
+    values = {
+        row.recipe: metric_values(trained_runs(_in_groups(row_groups)), panel.metric)
+        for row, row_groups in groups.items()
+    }
+    return pooled_deviation(values.values())
 
 
 def _require_same_data(records: Iterable[Record]) -> None:

@@ -14,7 +14,8 @@ from typing import IO
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train.files import hold_lock
 from neural_similarity.lab.train.stopping import signals_noted
-from neural_similarity_paper.tables.missing import Key, Line
+from neural_similarity_paper.tables.kinds import Key
+from neural_similarity_paper.tables.missing import Line
 
 PROGRAM = (sys.executable, "-m", "neural_similarity")
 POLL_SECONDS = 0.5

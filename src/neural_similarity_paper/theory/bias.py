@@ -16,7 +16,6 @@ from torch import Tensor
 from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity_paper.theory.factors import (
     SIZE,
-    Problem,
     ProblemKind,
     Start,
     descend_factors,
@@ -50,6 +49,7 @@ def product_starts(depth: int) -> tuple[Start, ...]:
 
 
 FACTOR_STARTS = (PLAIN_START, product_starts(2), product_starts(3))
+STARTS = tuple(start for starts in FACTOR_STARTS for start in starts)
 
 
 @dataclass(frozen=True)
@@ -94,78 +94,64 @@ class Bias:
 
 def compute(seeds: int = 5) -> Bias:
     """Descend from every start in every problem, all seeds at once."""
-    return Bias(
-        RATE, SNAPSHOTS, {kind: _problem_panel(kind, seeds) for kind in get_args(ProblemKind)}
-    )
+    problems = {kind: _problem_outcomes(kind, seeds) for kind in get_args(ProblemKind)}
+    return Bias(RATE, SNAPSHOTS, problems)
 
 
-def _problem_panel(kind: ProblemKind, seeds: int) -> ProblemOutcomes:
+def _problem_outcomes(kind: ProblemKind, seeds: int) -> ProblemOutcomes:
     random = seed_generators(seeds)
     data = make_problem(kind, random)
-    outcomes: list[StartOutcome] = []
-    for starts in FACTOR_STARTS:
-        factors = initial_factors(starts, random)
-        kernels, losses, last = descend_factors(data, factors, RATE, SNAPSHOTS)
-        moved = [
-            (end - begin).norm(dim=(-2, -1)) / begin.norm(dim=(-2, -1))
-            for begin, end in zip(factors[1:], last[1:], strict=True)
-        ]
-        distance = torch.stack(moved).mean(0) if moved else torch.zeros(losses.shape[1:])
-        for index, start in enumerate(starts):
-            series = _product_measures(data, kernels[:, :, index])
-            plain = _plain_outcome(start, outcomes)
-            outcomes.append(
-                _start_outcome(start, losses[:, :, index], series, distance[:, index], plain)
-            )
+    begun = [initial_factors(starts, random) for starts in FACTOR_STARTS]
+    ended = [descend_factors(data, factors, RATE, SNAPSHOTS) for factors in begun]
+    # (snapshots, seeds, starts, ...): the starts of all depths side by side.
+    kernels, losses = (torch.cat([end[part] for end in ended], 2) for part in (0, 1))
+    moved = torch.cat([_distance_moved(b, end[2]) for b, end in zip(begun, ended, strict=True)], 1)
+    curves = {
+        "loss": losses,
+        "nuclear_norm": nuclear_norm(kernels),
+        "effective_rank": effective_rank(kernels),
+        "error": (kernels - data.truth[:, None]).norm(dim=(-2, -1)),
+    }
     return ProblemOutcomes(
         nuclear_norm(data.truth).tolist(),
         effective_rank(data.truth).tolist(),
         nuclear_norm(data.least_norm()).tolist(),
-        outcomes,
+        [_start_outcome(index, curves, moved[:, index]) for index in range(len(STARTS))],
     )
 
 
-def _product_measures(data: Problem, kernels: Tensor) -> dict[str, Tensor]:
-    """Measures of the product, (snapshots, seeds) each."""
-    return {
-        "nuclear_norm": nuclear_norm(kernels),
-        "effective_rank": effective_rank(kernels),
-        "error": (kernels - data.truth).norm(dim=(-2, -1)),
+def _distance_moved(begun: Sequence[Tensor], ended: Sequence[Tensor]) -> Tensor:
+    """How far each M moved, over its length at the start: the mean over all M, (seeds, starts)."""
+    distances = [
+        (end - begin).norm(dim=(-2, -1)) / begin.norm(dim=(-2, -1))
+        for begin, end in zip(begun[1:], ended[1:], strict=True)
+    ]
+    return torch.stack(distances).mean(0) if distances else torch.zeros(begun[0].shape[:2])
+
+
+def _start_outcome(index: int, curves: dict[str, Tensor], moved: Tensor) -> StartOutcome:
+    start = STARTS[index]
+    # The plain starts come first; a product is compared with that of its length, or the smaller.
+    lengths = [plain.weight for plain in PLAIN_START]
+    plain = lengths.index(start.weight) if start.weight in lengths else -1
+    last = {name: values[-1, :, index].tolist() for name, values in curves.items()}
+    change = {
+        name: seed_summary(values[-1, :, index] - values[-1, :, : len(lengths)][:, plain])
+        for name, values in curves.items()
     }
-
-
-def _plain_outcome(start: Start, outcomes: Sequence[StartOutcome]) -> StartOutcome | None:
-    """The plain start that a product is compared with."""
-    plain = {each.start.weight: each for each in outcomes if each.start.depth == 1}
-    return None if start.depth == 1 else plain.get(start.weight, plain[PLAIN_START[-1].weight])
-
-
-def _start_outcome(
-    start: Start,
-    losses: Tensor,
-    series: dict[str, Tensor],
-    moved: Tensor,
-    plain: StartOutcome | None,
-) -> StartOutcome:
-    last = {name: values[-1] for name, values in series.items()}
-
-    def to_plain(name: str) -> dict[str, float]:
-        reference = (
-            last[name] if plain is None else torch.tensor(getattr(plain, name), dtype=torch.float64)
-        )
-        return seed_summary(last[name] - reference)
-
-    curves = {"loss": losses, **series}
     return StartOutcome(
         start,
-        loss=float(losses[-1].max()),
-        nuclear_norm=last["nuclear_norm"].tolist(),
-        nuclear_norm_to_plain=to_plain("nuclear_norm"),
-        effective_rank=last["effective_rank"].tolist(),
-        error=last["error"].tolist(),
-        error_to_plain=to_plain("error"),
+        loss=max(last["loss"]),
+        nuclear_norm=last["nuclear_norm"],
+        nuclear_norm_to_plain=change["nuclear_norm"],
+        effective_rank=last["effective_rank"],
+        error=last["error"],
+        error_to_plain=change["error"],
         moved=moved.tolist(),
-        curves={name: [float(f"{v:.4g}") for v in each.mean(1)] for name, each in curves.items()},
+        curves={
+            name: [float(f"{value:.4g}") for value in values[:, :, index].mean(1)]
+            for name, values in curves.items()
+        },
     )
 
 
