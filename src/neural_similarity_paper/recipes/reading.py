@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from neural_similarity.lab.recipes.families import Family
@@ -52,7 +53,7 @@ def read_families(path: Path) -> tuple[dict[str, Family], dict[str, str]]:
 
 
 def _defined_entries(
-    family: dict[str, Any], known: Mapping[str, _Entry], similarities: Mapping[str, str]
+    family: dict[str, Any], known: dict[str, _Entry], similarities: Mapping[str, str]
 ) -> dict[str, _Entry]:
     """The recipes of a family, each like one that was read before or of the family's settings."""
     kind, shared = KINDS[family.get("kind", "classification")], family.get("settings", {})
@@ -83,10 +84,12 @@ def _copied_entries(
 
 
 def setting_fields(
-    settings: Mapping[str, Any], similarities: Mapping[str, str] | None = None
+    settings: Mapping[str, Any], similarities: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Settings as the fields of a recipe; a similarity is a text or the name of one."""
-    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()
+    }
     if text := fields.get("similarity"):
-        fields["similarity"] = parse_similarity((similarities or {}).get(text, text))
+        fields["similarity"] = parse_similarity(similarities.get(text, text))
     return fields

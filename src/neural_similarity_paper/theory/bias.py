@@ -102,12 +102,14 @@ def _problem_outcomes(kind: ProblemKind, seeds: int) -> ProblemOutcomes:
     random = seed_generators(seeds)
     data = make_problem(kind, random)
     begun = [initial_factors(starts, random) for starts in FACTOR_STARTS]
-    ended = [descend_factors(data, factors, RATE, SNAPSHOTS) for factors in begun]
+    by_depth, losses, ended = zip(
+        *(descend_factors(data, factors, RATE, SNAPSHOTS) for factors in begun), strict=True
+    )
     # (snapshots, seeds, starts, ...): the starts of all depths side by side.
-    kernels, losses = (torch.cat([end[part] for end in ended], 2) for part in (0, 1))
-    moved = torch.cat([_distance_moved(b, end[2]) for b, end in zip(begun, ended, strict=True)], 1)
+    kernels = torch.cat(by_depth, 2)
+    moved = torch.cat(list(map(_distance_moved, begun, ended)), 1)
     curves = {
-        "loss": losses,
+        "loss": torch.cat(losses, 2),
         "nuclear_norm": nuclear_norm(kernels),
         "effective_rank": effective_rank(kernels),
         "error": (kernels - data.truth[:, None]).norm(dim=(-2, -1)),
