@@ -1,10 +1,58 @@
-"""Files of safetensors forged in every field: of the header, and of every tensor."""
+"""Files forged in every field: of JSON, of the header of safetensors, and of every tensor."""
 
+import copy
 import json
 import struct
 
 import torch
 from safetensors.torch import load, save
+
+GONE = object()
+DEEP = json.loads("[" * 900 + "]" * 900)
+VALUES = [
+    GONE, None, True, 0, -1, 2**70, 10**400, 1e308, float("nan"), float("inf"), "", "x", "\ud800",
+    "\x00\x1b[2J\x07\u202e<b>$\\frac$", [], [[]], [1, 2], ["x", "x"], {}, {"x": 1}, DEEP,
+    "../../x", "Static({[]:1})", "(" * 300,
+]  # fmt: skip
+BYTES = [
+    b"", b"\n", b"null", b"[]\n", b"{}\n", b"[" * 100_000 + b"\n", b"\x00" * 100, b"\xff\xfe\n",
+    b'"x"\n', b'{"steps": ' + b"9" * 5000 + b"}\n", b"{\n", b"1e999\n", b"9" * 5000,
+]  # fmt: skip
+
+
+def places_in(value, depth=3):
+    """The path of every part of a value; of lists, to the first item."""
+    yield ()
+    if depth and isinstance(value, dict | list) and value:
+        for key in value if isinstance(value, dict) else [0]:
+            yield from ((key, *rest) for rest in places_in(value[key], depth - 1))
+
+
+def changed(value, place, other):
+    """The value with another one at a place."""
+    if not place:
+        return other
+    value = copy.copy(value)
+    key, *rest = place
+    if not rest and other is GONE:
+        del value[key]
+    else:
+        value[key] = changed(value[key], rest, other)
+    return value
+
+
+def forged_json(file):
+    """What can be in a file in place of its content."""
+    yield from BYTES
+    text = file.read_text()
+    lines = text.splitlines() if file.suffix == ".jsonl" else [text]
+    first, *others = (json.loads(line) for line in lines)
+    for place in places_in(first):
+        for other in VALUES:
+            if place or other is not GONE:
+                found = [changed(first, place, other), *others]
+                yield "".join(json.dumps(value) + "\n" for value in found).encode()
+
 
 WRONG = [
     None, True, -1, 0.5, 2**70, float("nan"), "", "x", "\x1b[2J\x07\0\u202e", [], [[]], [2**40] * 2,
@@ -13,15 +61,30 @@ WRONG = [
 """Values in place of those of the header."""
 RAW = [b"", b"{", b"[]", b"null", b"\xff" * 16, b"[" * 100_000]
 """Whole headers."""
+FITTING = [{"dtype": "F8_E8M0", "shape": [324]}, {"dtype": "F16", "shape": [162]}]
+"""Fields of a tensor of 324 bytes that agree with each other."""
+NUMBERS = [getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float8_e5m2]
+
+
+def with_last(value, dtype):
+    """A tensor whose last number is another."""
+    return lambda t: torch.cat([t.flatten()[:-1], torch.tensor([value])]).view_as(t).to(dtype)
+
+
 TENSORS = {
     "longer": lambda t: torch.cat([t, t[:1]]) if t.dim() else t.reshape(1),
     "flat": lambda t: t.reshape(1, -1, 1),
     "empty": lambda t: t.reshape(-1)[:0],
+    "deeper": lambda t: t[None],
+    "one number": lambda t: t.sum() if t.dim() else t.reshape(1),
     "complex": lambda t: t.to(torch.complex64),
-    "integers": lambda t: t.to(torch.int32 if t.is_floating_point() else torch.float32),
-    "not a number": lambda t: t * float("nan"),
-    "infinite": lambda t: t / 0,
-    "infinite in eight bits": lambda t: torch.full_like(t, torch.inf, dtype=torch.float8_e5m2),
+    **{f"of type {d}": lambda t, d=d: t.to(d) for d in (*NUMBERS, torch.bool)},
+    **{
+        f"not finite: {value} in {dtype}": with_last(value, dtype)
+        for value in (torch.nan, torch.inf, -torch.inf)
+        for dtype in FLOATS
+    },
 }
 """Changes of a tensor that leave none that fits."""
 
@@ -46,12 +109,16 @@ def forged_headers(content):
             yield with_header(header | {name: value}, rest)
             for field in entry:
                 yield with_header(header | {name: entry | {field: value}}, rest)
+        yield with_header({other: e for other, e in header.items() if other != name}, rest)
+        for fields in FITTING * (entry.get("data_offsets", [0])[-1] == 324):
+            yield with_header(header | {name: entry | fields}, rest)
 
 
 def cut_contents(content):
     """Contents that are too short or too long, or of another format."""
     yield from (b"", content[:7], content[:100], content[:-1], content + b"\0", bytes(1000))
-    yield from (b"PK\x03\x04" + bytes(100), struct.pack("<Q", 2**63) + content[8:])
+    yield from (b"PK\x03\x04" + bytes(100), b"\x80\x04K\x01.")
+    yield from (struct.pack("<Q", size) + content[8:] for size in (2**63, len(content)))
 
 
 def forged_tensors(content):
@@ -59,8 +126,9 @@ def forged_tensors(content):
     tensors, metadata = load(content), split_header(content)[0].get("__metadata__")
     for name, tensor in tensors.items():
         for kind, change in TENSORS.items():
-            changed = {**tensors, name: change(tensor).contiguous()}
-            yield f"{name} {kind}", save(changed, metadata)
+            if kind != f"of type {tensor.dtype}":
+                changed = {**tensors, name: change(tensor).contiguous().clone()}
+                yield f"{name} {kind}", save(changed, metadata)
         others = {other: t for other, t in tensors.items() if other != name}
         yield f"{name} missing", save(others, metadata)
         yield f"{name} renamed", save({**others, "\x1b[2J": tensor}, metadata)

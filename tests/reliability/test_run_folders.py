@@ -9,6 +9,7 @@ import traceback
 
 import pytest
 import torch
+from forgeries import BYTES, forged_json
 from PIL import Image
 from reliability.calls import bounded as bounded
 from reliability.counts import record
@@ -21,14 +22,6 @@ from neural_similarity.lab.train import checkpoint
 from neural_similarity.lab.train.journal import Journal
 
 FOLDERS = int(os.environ.get("RELIABILITY_CALLS", "300"))
-VALUES = [
-    None, True, 0, -1, 2**70, 1e300, float("nan"), "", "x", "../../x", "\x1b[2J", [], [[]], {},
-    {"x": 1}, [None], "Static({[]:1})", "(" * 300,
-]  # fmt: skip
-BYTES = [
-    b"", b"null", b"[]", b"{}", b"[" * 100_000, b"\x00" * 100, b"\xff\xfe", b'"x"', b"1e999",
-    b"9" * 5000,
-]  # fmt: skip
 COMMANDS = ["train --resume RUN", "evaluate RUN", "predict RUN IMAGE", "record RUN"]
 
 
@@ -38,29 +31,14 @@ def few_steps(_journal, step):
         raise RunError("enough")
 
 
-def forged(chance, value):
-    """The value with one part of it changed or gone."""
-    if not isinstance(value, dict | list) or not value or chance.random() < 0.2:
-        return chance.choice(VALUES)
-    key = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
-    if chance.random() < 0.2:
-        del value[key]
-    else:
-        value[key] = forged(chance, value[key])
-    return value
-
-
 def forge(chance, folder):
     """Change one file of a run; checkpoints get seals that fit."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".png"]
     file = chance.choice(sorted(files))
-    if chance.random() < 0.2:
+    if file.suffix in (".json", ".jsonl"):
+        file.write_bytes(chance.choice([*forged_json(file)]))
+    elif chance.random() < 0.2:
         file.write_bytes(chance.choice(BYTES))
-    elif file.suffix == ".json":
-        file.write_text(json.dumps(forged(chance, json.loads(file.read_text()))))
-    elif file.suffix == ".jsonl":
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        file.write_text("".join(json.dumps(line) + "\n" for line in forged(chance, [*lines]) or []))
     elif file.suffix == ".pt":
         state = torch.load(file)
         key = chance.choice(list(state))

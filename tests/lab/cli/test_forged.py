@@ -1,11 +1,10 @@
 """Run folders and results forged in every field: a page, or one line that names the file."""
 
-import copy
-import json
 from dataclasses import replace
 
 import pytest
 import torch
+from forgeries import forged_json
 from lab.cli.test_output import STEERING
 from reliability.works import reproduce_study
 from tiny_classes import BY_NAMES, tiny_classes_world
@@ -19,51 +18,6 @@ from neural_similarity.lab.train import pack_correct
 from neural_similarity_paper.cli import studies
 from neural_similarity_paper.studies.adapt_map import MAP, MAP_WAYS, map_cell
 from neural_similarity_paper.studies.rates import SearchPlace
-
-GONE = object()
-DEEP = json.loads("[" * 900 + "]" * 900)
-VALUES = [
-    GONE, None, True, 0, -1, 2**70, 10**400, 1e308, float("nan"), float("inf"), "", "x", "\ud800",
-    "\x00\x1b[2J\x07\u202e<b>$\\frac$", [], [[]], [1, 2], ["x", "x"], {}, {"x": 1}, DEEP,
-]  # fmt: skip
-BYTES = [
-    b"", b"\n", b"null", b"[]\n", b"{}\n", b"[" * 100_000 + b"\n", b"\x00" * 100, b"\xff\xfe\n",
-    b'"x"\n', b'{"steps": ' + b"9" * 5000 + b"}\n", b"{\n",
-]  # fmt: skip
-
-
-def places_in(value, depth=3):
-    """The path of every part of a value; of lists, to the first item."""
-    yield ()
-    if depth and isinstance(value, dict | list) and value:
-        for key in value if isinstance(value, dict) else [0]:
-            yield from ((key, *rest) for rest in places_in(value[key], depth - 1))
-
-
-def forged(value, place, other):
-    """The value with another one at a place."""
-    if not place:
-        return other
-    value = copy.copy(value)
-    key, *rest = place
-    if not rest and other is GONE:
-        del value[key]
-    else:
-        value[key] = forged(value[key], rest, other)
-    return value
-
-
-def forgeries(file):
-    """What can be in a file in place of its content."""
-    yield from BYTES
-    text = file.read_text()
-    lines = text.splitlines() if file.suffix == ".jsonl" else [text]
-    first, *others = (json.loads(line) for line in lines)
-    for place in places_in(first):
-        for other in VALUES:
-            if place or other is not GONE:
-                found = [forged(first, place, other), *others]
-                yield "".join(json.dumps(value) + "\n" for value in found).encode()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +53,7 @@ def check(call, file, capsys):
 def check_forgeries(call, file, capsys, every=1):
     """Check every forgery of a file, or one in so many; some are read and some are not."""
     whole, codes = file.read_bytes(), set()
-    for content in list(forgeries(file))[::every]:
+    for content in list(forged_json(file))[::every]:
         file.write_bytes(content)
         codes.add(check(call, file, capsys))
     file.write_bytes(whole)
