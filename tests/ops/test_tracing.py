@@ -76,18 +76,6 @@ def test_second_derivatives_by_forward_over_reverse():
     assert_close(hessian(energy)(x), jacrev(jacrev(energy))(x))
 
 
-def test_a_whole_network_forward():
-    """float32 and channels-last, where normalisation and ReLU are one operator otherwise."""
-    torch.manual_seed(0)
-    network = moved(ns.models.cnn9(4, width=0.1, similarity="dynamic-diagonal")).eval()
-    network = network.to(memory_format=torch.channels_last)
-    x, v = torch.randn(2, 1, 3, 32, 32).unbind()
-    _, tangent = jvp(network, (x,), (v,))
-    _, pullback = torch.func.vjp(network, x)
-    u = torch.randn_like(tangent)
-    assert_close((u * tangent).sum(), (pullback(u)[0] * v).sum(), rtol=1e-3, atol=1e-4)
-
-
 @every
 def test_traces_are_of_torchs_own_operations_and_run_at_other_sizes(similarity):
     layer = layer_of(similarity, torch.float32)

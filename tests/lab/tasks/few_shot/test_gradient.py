@@ -247,27 +247,3 @@ test_errors = refusals(
     (lambda: maml(network(), 5).loss(episode()), "`ways` must be 5, .* got 3"),
     (lambda: maml(network(), 2).adapt(*episode()[:2], 3), "`ways` must be 2, .* got 3"),
 )
-
-
-NORMED = ns.Dynamic(predictor=ns.SphereNet(hidden=4, batch_norm=True))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("make", "similarity"),
-    [(maml, None), (anil, None), (meta_learned, "static-diagonal"), (maml, NORMED)],
-    ids=["maml", "anil", "meta-learned static", "maml of dynamic"],
-)
-def test_channels_last_gradients_in_single_precision_are_those_of_double(make, similarity):
-    """Of the network as it is: there a block is one operator, with derivatives of its own."""
-    torch.manual_seed(3)
-    method = make(models.convnet4(7, image_size=16, width=0.25, similarity=similarity), WAYS)
-    task = episode()
-    expected = gradients(method.double(), method.loss(task))
-    method = method.float().to(memory_format=torch.channels_last)
-    parts = (p.float() if p.is_floating_point() else p for p in task)
-    images = [p.contiguous(memory_format=torch.channels_last) if p.dim() == 4 else p for p in parts]
-    found = gradients(method, method.loss(Episode(*images)))
-    assert found.keys() == expected.keys()
-    for key, value in found.items():
-        assert (value - expected[key]).norm() < 1e-3 * expected[key].norm(), key
