@@ -37,12 +37,6 @@ def panels(table, budget=1):
     return make_report(TABLES[table], budget=budget, results=RESULTS).panels
 
 
-def excluding(lines, way):
-    """The labels of lines whose interval of the difference to the baseline excludes zero."""
-    changes = {label: getattr(line.baseline_difference, way) for label, line in lines.items()}
-    return {label for label, change in changes.items() if change and change.excludes_zero}
-
-
 def clear_rows(panel, way):
     """The rows of a panel of table 4 that are clear of zero after adjustment."""
     verdicts = judge_differences(make_report(TABLES["4"], budget=0.125, results=RESULTS))
@@ -56,7 +50,7 @@ ADAPTATION = read("docs/evidence/results-adaptation.md")
 
 
 def test_the_page_is_what_the_script_writes():
-    assert read("docs/evidence/claims.md") == claims.page()
+    assert read("docs/evidence/claims.md") == claims.claims_page()
 
 
 def test_commands_are_of_tests_and_tables_that_exist():
@@ -295,7 +289,7 @@ def test_what_shapes_that_move_are_worth():
 @pytest.mark.long
 def test_headlines_of_few_shot_learning():
     def points(first, second, classes="train"):
-        found = claims.compare(f"{first} > {second} @ 0.25 {classes}")
+        found = claims.compare_runs(f"{first} > {second} @ 0.25 {classes}")
         return found.comparison.difference.by_image.mean
 
     told = section("On shorter schedules", "## ")

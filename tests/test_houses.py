@@ -227,9 +227,7 @@ def test_the_table_has_the_imports_and_no_others():
         others = imported(f"lab/{room}", "neural_similarity.lab", LABORATORY)
         arrows |= {(room, other) for other in others}
     for room in PAPER:
-        others = imported(
-            room, "neural_similarity_paper", PAPER, SOURCES.with_name(f"{SOURCES.name}_paper")
-        )
+        others = imported(room, "neural_similarity_paper", PAPER, PAPER_SOURCES)
         arrows |= {(f"paper/{room}", other) for other in others}
     assert described() | {("lab", "library")} == arrows
 

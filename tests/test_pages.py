@@ -22,13 +22,13 @@ PLACEHOLDERS = {"TABLE": "4", "RECIPE": "quickstart", "RUN...": "RUN"}
 
 
 def read(page):
-    return prose.source(page).read_text("utf-8")
+    return prose.page_source(page).read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_short_and_named_as_in_the_navigation(page):
     text = read(page)
-    label = prose.navigation()[page]
+    label = prose.navigation_labels()[page]
     title = re.search(r"^# (.*)$", text, re.MULTILINE)[1]
     assert title == {"Home": "neural-similarity"}.get(label, label)
     assert len(text.split()) <= WORDS
@@ -47,7 +47,7 @@ def test_the_navigation_is_short():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_in_the_words_of_the_field(page):
-    assert not prose.stumbles(page)
+    assert not prose.stumbling_phrases(page)
 
 
 def calls(text):
@@ -140,29 +140,32 @@ def test_commands_parse_and_those_that_train_have_their_time(page, tmp_path, mon
 @pytest.mark.parametrize("page", answers.PAGES)
 def test_tables_are_what_the_records_say(page):
     text = (answers.ROOT / page).read_text("utf-8")
-    assert answers.filled(text) == text
+    assert answers.filled_page(text) == text
     assert len(answers.BLOCK.findall(text)) == (page != "README.md")
 
 
 def test_the_readme_says_what_the_records_say():
     text = " ".join(read("index.md").split())
-    means = {w: sum(answers.accuracies(c)[w] for c in answers.changes()) for w in answers.METHODS}
-    means = {way: total / len(answers.changes()) for way, total in means.items()}
+    means = {
+        w: sum(answers.accuracies(c)[w] for c in answers.changed_cells()) for w in answers.METHODS
+    }
+    means = {way: total / len(answers.changed_cells()) for way, total in means.items()}
     ours, full, norm = (means[way] for way in (answers.OURS, "all", "norm"))
     assert f"it is {full - ours:.1f} points behind full fine-tuning" in text
     assert f"({ours:.1f}, {full:.1f} and {norm:.1f} %)" in text
-    near = sum(gap >= -1 for gap in answers.gaps(answers.OURS))
-    assert f"in {near} of the {len(answers.changes())} changes" in text
-    cells = {cell.cell.changes[0]: answers.accuracies(cell) for cell in answers.changes()}
+    near = sum(gap >= -1 for gap in answers.gaps_to_reference(answers.OURS))
+    assert f"in {near} of the {len(answers.changed_cells())} changes" in text
+    cells = {cell.cell.changes[0]: answers.accuracies(cell) for cell in answers.changed_cells()}
     turned = cells["rotation-30"]
     assert f"({turned[answers.OURS]:.1f} against {turned['all']:.1f} %)" in text
     behind = [cells[c]["all"] - cells[c][answers.OURS] for c in ("rotation-45", "rotation-90")]
     assert (
         f"behind by {behind[0]:.0f} and {behind[1]:.0f} points for rotations by 45° and 90°" in text
     )
-    times = [v for name, _, values in answers.costs() if name == "static M" for v in values]
+    times = [v for name, _, values in answers.cost_rows() if name == "static M" for v in values]
     assert f"takes {min(times):.2f} to {max(times):.2f} times as long" in text
-    assert {value.split()[0] for value in answers.differences(1).values()} == {"−0.06", "−0.11"}
+    points = answers.differences_to_plain(1).values()
+    assert {value.split()[0] for value in points} == {"−0.06", "−0.11"}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -177,7 +180,7 @@ def test_pictures_have_both_themes(page):
     assert light == dark
     for _, name in light:
         for suffix in ("", "-dark"):
-            assert (prose.source(page).parent / f"{name}{suffix}.svg").exists()
+            assert (prose.page_source(page).parent / f"{name}{suffix}.svg").exists()
 
 
 FUNCTIONS = {

@@ -4,11 +4,7 @@ from importlib.resources import files
 import pytest
 
 from neural_similarity.lab.data import load_dataset
-from neural_similarity.lab.data.fashion_mnist import (
-    CLASSES,
-    FILE,
-    unpack_embedded,
-)
+from neural_similarity.lab.data.fashion_mnist import CLASSES, FILE, unpack_embedded
 
 FOLDER = files("neural_similarity.lab.data").joinpath("embedded")
 

@@ -1,6 +1,7 @@
 """Pretrained networks on other images, from the command line to the file of the adapter."""
 
 import json
+import re
 import shutil
 import sys
 from contextlib import nullcontext, suppress
@@ -13,7 +14,7 @@ import timm
 import torch
 import torchvision
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_images import CLASSES, TINY, make_dataset
 from tiny_images import tiny as tiny
 from torch import nn
@@ -57,15 +58,39 @@ def adapt(world, out, *args):
     return cli.main(words)
 
 
+def resnet20(folder, classes=3):
+    """A file of weights, and the fields that it needs."""
+    file = folder / "resnet20.safetensors"
+    save_file(ns.models.resnet20(num_classes=classes, width=0.25).state_dict(), file)
+    return {"backbone": str(file), "width": 0.25, "image_size": 16}
+
+
+def words_of(fields):
+    return [w for key, value in fields.items() for w in (f"--{key.replace('_', '-')}", str(value))]
+
+
+def trained(folder, recipe=RECIPE):
+    return session.train(recipe, out=folder, device="cpu")
+
+
+def adapted(start, folder, **fields):
+    """A run that goes on from another one, on the same images."""
+    fields = {"backbone": str(start.path), "dataset": "embedded", **SHORT} | fields
+    return trained(folder, AdaptationRecipe(**fields))
+
+
+def same_weights(run, before):
+    state = session.load(run).state_dict()
+    return all(torch.equal(tensor, before[name]) for name, tensor in state.items())
+
+
 @pytest.mark.long
 def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     run = tmp_path / "run"
     layers = ("--where", "layer4.*", "--similarity", "static-diagonal")
-    args = ("--backbone", "timm:resnet18", *RANDOM, *layers)
-    assert adapt(world, run, *args, "--batch-size", "64") == 0
+    assert adapt(world, run, "--backbone", "timm:resnet18", *RANDOM, *layers) == 0
     told = capsys.readouterr()
     assert "48 training, 12 test images, 3 classes: blue, green, red\n" in told.err
-    assert "batches have 48 images, as many as there are, not 64\n" in told.err
     assert "timm:resnet18 with a new classifier of 3 classes, sha256 " in told.err
     trained = 3 * 513 + 4 * 9
     assert f"{trained:,} of 11,178,087 parameters train" in told.err
@@ -79,51 +104,33 @@ def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     image = str(world / "colours" / "red" / "0.png")
     assert cli.main(["predict", str(run), image]) == 0
     assert capsys.readouterr().out.startswith(f"{image}: ")
+    assert adapt(world, tmp_path / "second", "--backbone", str(run)) == 1
+    assert "cannot be a backbone: it is timm:resnet18 adapted" in capsys.readouterr().err
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "train",
-    ["M", "head", "M+norm", "all", "M+all"],
-)
+@pytest.mark.parametrize("train", ["M", "head", "M+norm", "all", "M+all"])
 def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train):
-    file, run = tmp_path / "resnet20.safetensors", tmp_path / "run"
-    torch.manual_seed(5)
+    fields, run = resnet20(tmp_path), tmp_path / "run"
     backbone = ns.models.resnet20(num_classes=3, width=0.25)
-    save_file(backbone.state_dict(), file)
-    args = f"--backbone {file} --width 0.25 --train {train}".split()
-    assert adapt(world, run, *args, "--image-size", "16", "--lr", "0.02") == 0
+    backbone.load_state_dict(load_file(fields["backbone"]))
+    assert adapt(world, run, *words_of(fields), "--train", train, "--lr", "0.02") == 0
     network, x = session.load(run), torch.randn(2, 3, 16, 16)
     loaded = ns.load_adapter(backbone, run / "adapter.safetensors")
     assert ns.max_difference(loaded, network, x) == 0
     assert ns.max_difference(backbone, network, x) > 1e-5
-    state = backbone.state_dict()
-    after = network.state_dict().items()
-    moved = {n for n, t in after if n in state and not torch.equal(t, state[n])}
-    kinds = {
-        "M": set(),
-        "head": {"linear"},
-        "M+norm": {n.rpartition(".")[0] for n in state if "bn" in n or "norm" in n},
-    }
-    assert any("similarity" in name for name in network.state_dict()) == ("M" in train)
-    if "all" not in train:
-        assert {name.rpartition(".")[0] for name in moved} <= kinds[train]
-    else:
-        assert any("running" in name for name in moved)
-
-
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.LayerNorm(8), nn.RMSNorm(8)], ids=type)
-def test_gains_of_every_kind_of_normalisation_train(norm):
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(4 * 64, 2))
-    adapt_network(network, AdaptationRecipe(similarity=None, train="norm"))
-    trained = {name for name, value in network.named_parameters() if value.requires_grad}
-    assert trained == {f"1.{name}" for name, _ in norm.named_parameters()}
+    state, after = backbone.state_dict(), network.state_dict()
+    moved = {name for name in state if not torch.equal(after[name], state[name])}
+    assert any("similarity" in name for name in after) == ("M" in train)
+    assert any("running" in name for name in moved) == ("all" in train)
+    part = {"M": "-", "head": "linear", "M+norm": "bn|norm"}.get(train, "")
+    assert all(re.search(part, name) for name in moved)
 
 
 WEIGHTS = {f"{i}.{name}" for i in (0, 1, 3) for name in ("weight", "bias")}
 
 
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.LayerNorm(6), nn.RMSNorm(6)], ids=type)
 @pytest.mark.parametrize(
     ("train", "expected"),
     [
@@ -139,14 +146,14 @@ WEIGHTS = {f"{i}.{name}" for i in (0, 1, 3) for name in ("weight", "bias")}
         ("M+all+baseline", WEIGHTS | {"0.similarity.raw", "0.scale", "0.shift"}),
     ],
 )
-def test_there_is_an_m_exactly_where_train_names_it(train, expected):
+def test_there_is_an_m_exactly_where_train_names_it(train, expected, norm):
     """What trains together folds into the layers of the backbone."""
-    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), deepcopy(norm), nn.Flatten(), nn.Linear(144, 2))
     recipe = AdaptationRecipe(train=train, baseline="ssf" if "baseline" in train else "none")
     assert recipe_from_json(recipe_to_json(recipe), AdaptationRecipe) == recipe
     network, x = adapt_network(deepcopy(plain), recipe).double(), torch.randn(2, 3, 8, 8).double()
     trained = {n: p for n, p in network.named_parameters() if p.requires_grad}
-    assert trained.keys() == expected
+    assert trained.keys() == expected - ({"1.bias"} if isinstance(norm, nn.RMSNorm) else set())
     with torch.no_grad():
         for parameter in trained.values():
             parameter.add_(torch.randn_like(parameter))
@@ -158,17 +165,10 @@ def test_there_is_an_m_exactly_where_train_names_it(train, expected):
 @pytest.mark.usefixtures("tiny")
 def test_a_new_head_has_a_rate_of_its_own(tmp_path):
     """One update moves every number by its gradient times the rate of its part."""
-    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
-    fields = {"backbone": str(start.path), "dataset": "embedded", "classifier": "new"}
-    fields |= {"train": "M+head", "precision": "fp32", "steps": 1, "drops": (), "lr": 0.125}
-    networks = [
-        session.load(
-            session.train(
-                AdaptationRecipe(**fields, head_lr=rate), out=tmp_path / f"{rate}", device="cpu"
-            )
-        ).state_dict()
-        for rate in (None, 0.5)
-    ]
+    start, networks = trained(tmp_path / "start"), []
+    for rate in (None, 0.5):
+        fields = {"classifier": "new", "train": "M+head", "steps": 1, "lr": 0.125, "head_lr": rate}
+        networks.append(session.load(adapted(start, tmp_path / f"{rate}", **fields)).state_dict())
     start = session.open_run(tmp_path / "None").begin_network().state_dict()
     for name, value in start.items():
         usual, other = (network[name] - value for network in networks)
@@ -179,16 +179,14 @@ def test_a_new_head_has_a_rate_of_its_own(tmp_path):
 @pytest.mark.parametrize(("accuracy", "code"), [(0.4, 1), (0.9, 0)])
 def test_a_run_near_chance_exits_with_1(world, tmp_path, monkeypatch, capsys, accuracy, code):
     monkeypatch.setattr(adaptation, "ENOUGH_STEPS", 2)
-    file = tmp_path / "resnet20.safetensors"
-    save_file(ns.models.resnet20(num_classes=2, width=0.25).state_dict(), file)
-    args = ("--backbone", str(file), "--width", "0.25", "--image-size", "16", "--train", "head")
     scores = AdaptationTask._score_facts
     monkeypatch.setattr(
         AdaptationTask,
         "_score_facts",
         lambda task, found: scores(task, found) | {"test_balanced_accuracy": accuracy},
     )
-    assert adapt(world, tmp_path / "run", *args) == code
+    args = words_of(resnet20(tmp_path, classes=2))
+    assert adapt(world, tmp_path / "run", *args, "--train", "head") == code
     told = "the network has learned nothing: 40.00 % where guessing has 33.33 %; try a lower --lr"
     assert (told in capsys.readouterr().err) == bool(code)
 
@@ -197,16 +195,13 @@ def test_a_run_near_chance_exits_with_1(world, tmp_path, monkeypatch, capsys, ac
 def test_the_default_with_a_new_head_is_never_below_the_probe(tmp_path):
     """docs/evidence/new-heads.md, with a small network: as good as the best of five rates, too."""
     recipe = replace(RECIPE, similarity=None, width=0.25, steps=200, lr=0.05, crop=1, flip=False)
-    start = session.train(recipe, out=tmp_path / "start", device="cpu")
-    fields = {"backbone": str(start.path), "dataset": "embedded", "classifier": "new"}
-    fields |= {"per_class": 20, "steps": 100, "drops": (70,), "precision": "fp32", "crop": 1}
-    fields |= {"flip": False, "draft": True}
+    start = trained(tmp_path / "start", recipe)
+    fields = {"classifier": "new", "per_class": 20, "steps": 100, "drops": (70,)}
+    fields |= {"crop": 1, "flip": False, "draft": True}
 
     def score(train, lr):
-        path = tmp_path / f"{train}-{lr}"
-        adapted = AdaptationRecipe(**fields, train=train, lr=lr)
         with suppress(RunError) if lr else nullcontext():  # Rates may diverge, the default not.
-            run = session.train(adapted, out=path, device="cpu")
+            run = adapted(start, tmp_path / f"{train}-{lr}", **fields, train=train, lr=lr)
             return read_json(run.summary)["test_accuracy"]
         return 0.0
 
@@ -220,30 +215,15 @@ def test_the_default_with_a_new_head_is_never_below_the_probe(tmp_path):
 
 @pytest.mark.parametrize("norm", ["eval", "train"])
 def test_nothing_trains_and_running_statistics_move_where_they_may(tmp_path, norm):
-    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
+    start = trained(tmp_path / "start")
     before = session.load(start).state_dict()
-    fields = {"train": "nothing", "similarity": None, "norm": norm, **SHORT}
-    recipe = AdaptationRecipe(backbone=str(start.path), dataset="embedded", **fields)
-    run = session.train(recipe, out=tmp_path / "run", device="cpu")
+    run = adapted(start, tmp_path / "run", train="nothing", similarity=None, norm=norm)
     moved = {n for n, t in session.load(run).state_dict().items() if not torch.equal(t, before[n])}
     kinds = {name.rpartition(".")[2] for name in moved}
     statistics = {"running_mean", "running_var", "num_batches_tracked"}
     assert kinds == (statistics if norm == "train" else set())
     assert read_json(run.summary)["trained"] == 0
     assert (run.path / "adapter.safetensors").exists() == (norm == "train")
-
-
-@pytest.mark.usefixtures("tiny")
-def test_the_default_with_a_new_head_resumes_exactly(tmp_path):
-    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
-    fields = {"backbone": str(start.path), "dataset": "embedded", "classifier": "new"}
-    fields |= {"train": "M+all", "precision": "fp32", "steps": 4, "checkpoint_every": 2}
-    run = session.train(AdaptationRecipe(**fields, drops=()), out=tmp_path / "run", device="cpu")
-    before = session.load(run).state_dict()
-    run.summary.unlink()
-    shutil.rmtree(run.checkpoints / "step-00000004")
-    session.resume(run.path, device="cpu")
-    assert all(torch.equal(t, before[n]) for n, t in session.load(run.path).state_dict().items())
 
 
 @pytest.mark.usefixtures("tiny")
@@ -271,17 +251,14 @@ def test_a_run_is_a_backbone_and_the_adaptation_needs_it_no_more(tmp_path):
 def test_a_backbone_with_attention_gets_the_similarity(tmp_path):
     """Attention is a global similarity of the network's own, not what the recipe asks for."""
     recipe = replace(RECIPE, model="cnn9_wide_attention", width=0.05)
-    start = session.train(recipe, out=tmp_path / "start", device="cpu")
-    adaptation = AdaptationRecipe(backbone=str(start.path), dataset="embedded", train="M", **SHORT)
-    run = session.train(adaptation, out=tmp_path / "run", device="cpu")
+    run = adapted(trained(tmp_path / "start", recipe), tmp_path / "run", train="M")
     learned = [n for n in session.load(run).state_dict() if n.endswith("similarity.raw")]
     assert len(learned) == 9
 
 
 @pytest.mark.usefixtures("tiny")
 def test_a_similarity_in_other_layers_is_folded(tmp_path):
-    recipe = replace(RECIPE, similarity="static-full")
-    start = session.train(recipe, out=tmp_path / "start", device="cpu")
+    start = trained(tmp_path / "start", replace(RECIPE, similarity="static-full"))
     fields = {"backbone": str(start.path), "dataset": "embedded", "train": "M", **SHORT}
     sizes = {"image_size": 8, "in_channels": 1}
     run = AdaptationTask.load(AdaptationRecipe(where="conv1*", **fields), ".").recipe
@@ -296,19 +273,10 @@ def test_a_similarity_in_other_layers_is_folded(tmp_path):
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("fields", [{}, {"channels": 1, "image_size": 8}])
 def test_an_empty_word_is_no_run_of_the_working_directory(tmp_path, monkeypatch, fields):
-    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
-    monkeypatch.chdir(start.path)
+    monkeypatch.chdir(trained(tmp_path / "start").path)
     recipe = AdaptationRecipe(dataset="embedded", **SHORT, **fields)
     with pytest.raises(ValueError, match="`backbone` must be timm:NAME"):
-        session.train(recipe, out=tmp_path / "run", device="cpu")
-
-
-@pytest.mark.long
-def test_an_adaptation_of_a_named_network_is_no_backbone(world, tmp_path, capsys):
-    assert adapt(world, tmp_path / "first", "--backbone", "timm:resnet18", *RANDOM) == 0
-    capsys.readouterr()
-    assert adapt(world, tmp_path / "second", "--backbone", str(tmp_path / "first")) == 1
-    assert "cannot be a backbone: it is timm:resnet18 adapted" in capsys.readouterr().err
+        trained(tmp_path / "run", recipe)
 
 
 def test_torchvision_and_grey_images(tmp_path):
@@ -343,45 +311,38 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
     ("args", "message"),
     [
         ((), "`backbone` must be timm:NAME, torchvision:NAME, a file of weights"),
-        (("--backbone", "tim:resnet18"), "`backbone` must be timm:NAME, torchvision:NAME"),
-        (("--backbone", "timm:resnet81"), "got 'resnet81'; nearest: resnet18"),
+        (("tim:resnet18",), "`backbone` must be timm:NAME, torchvision:NAME"),
+        (("timm:resnet81",), "got 'resnet81'; nearest: resnet18"),
+        (("timm:resnet18.a1_in1q",), "got 'resnet18.a1_in1q'; nearest: resnet18.a1_in1k"),
+        (("torchvision:resnet19",), "got 'resnet19'; nearest: resnet1"),
+        (("torchvision:resnet18", "--train", "heads"), "be nothing, or some of M"),
+        (("timm:resnet18", "--train", "nothing+M"), "be nothing, or some of M"),
         (
-            ("--backbone", "timm:resnet18.a1_in1q"),
-            "got 'resnet18.a1_in1q'; nearest: resnet18.a1_in1k",
-        ),
-        (("--backbone", "torchvision:resnet19"), "got 'resnet19'; nearest: resnet1"),
-        (("--backbone", "torchvision:resnet18", "--train", "heads"), "be nothing, or some of M"),
-        (("--backbone", "timm:resnet18", "--train", "nothing+M"), "be nothing, or some of M"),
-        (
-            ("--backbone", "timm:resnet18", "--train", "head", "--similarity", "static-diagonal"),
+            ("timm:resnet18", "--train", "head", "--similarity", "static-diagonal"),
             "`train` must name M for the similarity static-diagonal, got 'head'",
         ),
-        (("--backbone", "timm:resnet18", "--model", "resnet56"), "`model` must be left out for"),
-        (("--backbone", "torchvision:resnet18", "--width", "2"), "`width` must be left out for"),
-        (("--backbone", "timm:resnet18", "--head-lr", "0"), "`head_lr` must be above 0, or None"),
-        (("--backbone", "timm:resnet18", *RANDOM, "--where", "layer5.*"), "layer5"),
-        (("--backbone", "timm:vit_tiny_patch16_224", *RANDOM, "--where", "x"), "does not take"),
+        (("timm:resnet18", "--model", "resnet56"), "`model` must be left out for"),
+        (("torchvision:resnet18", "--width", "2"), "`width` must be left out for"),
+        (("timm:resnet18", "--head-lr", "0"), "`head_lr` must be above 0, or None"),
+        (("timm:resnet18", *RANDOM, "--where", "layer5.*"), "layer5"),
+        (("timm:vit_tiny_patch16_224", *RANDOM, "--where", "x"), "does not take"),
+        (("timm:resnet18", *RANDOM, "--weights", "WORLD/colours/red/0.png"), "must hold"),
         (
-            ("--backbone", "timm:resnet18", *RANDOM, "--weights", "WORLD/colours/red/0.png"),
-            "must hold",
-        ),
-        (
-            ("--backbone", "torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
+            ("torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
             "`train` must not name norm for a network without, got 'M+norm'",
         ),
-        (("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"), "`channels` must be 3, as"),
-        (("--backbone", "timm:levit_128s", *RANDOM), "`backbone` must have one classifier, got"),
+        (("timm:levit_128s", *RANDOM), "`backbone` must have one classifier, got"),
         pytest.param(
-            ("--backbone", "torchvision:googlenet", *RANDOM),
+            ("torchvision:googlenet", *RANDOM),
             "must return one tensor in training, too, got GoogLeNetOutputs",
             marks=pytest.mark.filterwarnings("ignore:The default weight"),
         ),
-        (("--backbone", "WORLD/adapter"), "`backbone` must be"),
-        (("--backbone", "WORLD/colours"), "is not a run folder"),
+        (("WORLD/adapter",), "`backbone` must be"),
+        (("WORLD/colours",), "is not a run folder"),
     ],
 )
 def test_what_cannot_be_adapted_leaves_no_folder(world, tmp_path, capsys, args, message):
-    args = [word.replace("WORLD", str(world)) for word in args]
+    args = ["--backbone"] * bool(args) + [word.replace("WORLD", str(world)) for word in args]
     assert adapt(world, tmp_path / "run", *args) in (1, 2)
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
@@ -431,28 +392,24 @@ def test_all_but_the_classifier_comes_with_the_name(word, library, name, monkeyp
         assert (parameter == 0.25).all() != key.startswith(f"{head}."), key
 
 
-@pytest.mark.long
-def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys):
-    args = ("--backbone", "timm:resnet18", *RANDOM, "--train", "M")
-    assert adapt(world, tmp_path / "run", *args) == 0
-    assert "the classifier is new, and stays random; --train M+head" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("args", "better"),
+    [(("--train", "M"), "M+head"), (("--train", "nothing", "--similarity", "none"), "head")],
+)
+def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys, args, better):
+    """With a `train` that the command takes."""
+    assert adapt(world, tmp_path / "run", "--backbone", "timm:test_resnet", *RANDOM, *args) == 0
+    told = f"the classifier is new, and stays random; --train {better}\n"
+    assert told in capsys.readouterr().err
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["command"] == "nsim train adapt"
 
 
-def test_what_trains_beside_nothing_is_told_as_a_word_that_it_takes(world, tmp_path, capsys):
-    args = ("--backbone", "timm:test_resnet", *RANDOM, "--train", "nothing", "--similarity", "none")
-    assert adapt(world, tmp_path / "run", *args) == 0
-    assert "the classifier is new, and stays random; --train head\n" in capsys.readouterr().err
-
-
 def test_few_images_of_each_class_drawn_by_the_seed(world, tmp_path):
-    file = tmp_path / "resnet20.safetensors"
-    save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
+    fields = resnet20(tmp_path)
 
     def few(per_class, seed=0):
-        fields = {"width": 0.25, "image_size": 16, "per_class": per_class, "seed": seed}
-        recipe = AdaptationRecipe(backbone=str(file), **fields)
+        recipe = AdaptationRecipe(**fields, per_class=per_class, seed=seed)
         task = AdaptationTask.load(recipe, world / "colours")
         digests.add(task.digest)
         return task.dataset.train
@@ -480,13 +437,10 @@ def test_few_images_of_each_class_drawn_by_the_seed(world, tmp_path):
 )
 def test_whose_classifier(world, tmp_path, classifier, train, head):
     """Nothing tells the names of the classes of a file."""
-    file = tmp_path / "resnet20.safetensors"
-    save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
-    fields = {"backbone": str(file), "width": 0.25, "image_size": 16, "train": train}
-    recipe = AdaptationRecipe(classifier=classifier, **fields)
+    recipe = AdaptationRecipe(classifier=classifier, train=train, **resnet20(tmp_path))
     task = AdaptationTask.load(recipe, world / "colours")
     assert task.check_start()["backbone"]["head"] == head
-    save_file(ns.models.resnet20(num_classes=4, width=0.25).state_dict(), file)
+    resnet20(tmp_path, classes=4)
     if classifier == "kept":
         with pytest.raises(RunError, match=r"the classifier of .* does not have 3 classes"):
             task.check_start()
@@ -496,10 +450,8 @@ def test_whose_classifier(world, tmp_path, classifier, train, head):
 
 @pytest.mark.parametrize("rate", ["0", "0.003"])
 def test_one_class_is_refused_whatever_the_rate(world, tmp_path, capsys, rate):
-    file = tmp_path / "resnet20.safetensors"
-    save_file(ns.models.resnet20(num_classes=2, width=0.25).state_dict(), file)
     shutil.copytree(world / "colours" / "red", tmp_path / "world" / "colours" / "red")
-    args = ("--backbone", str(file), "--width", "0.25", "--image-size", "16", "--lr", rate)
+    args = (*words_of(resnet20(tmp_path, classes=2)), "--lr", rate)
     assert adapt(tmp_path / "world", tmp_path / "run", *args) == 1
     assert "there must be at least two classes, got ('red',)" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -509,8 +461,7 @@ def test_one_class_is_refused_whatever_the_rate(world, tmp_path, capsys, rate):
 @pytest.mark.parametrize(("names", "head"), [(CLASSES, "kept"), (("a", "b", "c", "d"), "new")])
 def test_auto_keeps_the_classifier_of_the_same_names_alone(tmp_path, monkeypatch, names, head):
     """As many classes are not enough where a run tells their names."""
-    run = session.train(RECIPE, out=tmp_path / "run", device="cpu")
-    images = make_dataset()
+    run, images = trained(tmp_path / "run"), make_dataset()
     parts = [replace(part, classes=names) for part in (images.train, images.test)]
     monkeypatch.setattr(data, "load_dataset", lambda *_, **__: Dataset("tiny", *parts))
     for train in ("M", "M+head"):
@@ -525,26 +476,22 @@ class NoTensor:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--backbone", "FILE", "--model", "resnet56"), "FILE do not fit: "),
-        (("--backbone", "timm:resnet18", *RANDOM, "--weights", "FILE"), "FILE do not fit: "),
-        (("--backbone", "OBJECT"), "OBJECT must hold weights, but cannot be read: it must hold"),
-        (("--backbone", "FILE", "--channels", "1"), "`channels` must be 3, as FILE takes, got 1"),
-        (("--backbone", "timm:resnet18", *RANDOM, "--channels", "1"), "`channels` must be 3, as"),
+        (("FILE", "--model", "resnet56"), "FILE do not fit: "),
+        (("timm:resnet18", *RANDOM, "--weights", "FILE"), "FILE do not fit: "),
+        (("OBJECT",), "OBJECT must hold weights, but cannot be read: it must hold"),
+        (("FILE", "--channels", "1"), "`channels` must be 3, as FILE takes, got 1"),
+        (("timm:resnet18", *RANDOM, "--channels", "1"), "`channels` must be 3, as"),
     ],
 )
 def test_what_does_not_fit_is_told_at_once(world, tmp_path, monkeypatch, capsys, args, message):
-    def decoded(*_, **__):
-        raise AssertionError("images were decoded")
-
-    monkeypatch.setattr(data, "load_dataset", decoded)
-    file, other = tmp_path / "resnet20.safetensors", tmp_path / "object.pt"
-    save_file(ns.models.resnet20(num_classes=3, width=0.25).state_dict(), file)
-    torch.save(NoTensor(), other)
-    words = [word.replace("FILE", str(file)).replace("OBJECT", str(other)) for word in args]
-    width = () if "timm:resnet18" in words else ("--width", "0.25")
-    assert adapt(world, tmp_path / "run", *words, *width) == 1
+    monkeypatch.setattr(data, "load_dataset", lambda *_, **__: pytest.fail("images are decoded"))
+    places = {"FILE": resnet20(tmp_path)["backbone"], "OBJECT": str(tmp_path / "object.pt")}
+    torch.save(NoTensor(), places["OBJECT"])
+    width = () if "timm:resnet18" in args else ("--width", "0.25")
+    args = [places.get(word, word) for word in args]
+    assert adapt(world, tmp_path / "run", "--backbone", *args, *width) == 1
     told = capsys.readouterr().err
-    assert message.replace("FILE", str(file)).replace("OBJECT", str(other)) in told
+    assert re.sub("FILE|OBJECT", lambda word: places[word[0]], message) in told
     assert "weights_only" not in told
     assert told.count("\n") == 1
 
@@ -573,19 +520,15 @@ def test_what_takes_no_time_is_told_first(
 @pytest.mark.parametrize("similarity", ["static-full", TINY.similarity], ids=["static", "dynamic"])
 def test_the_m_of_a_run_trains_on_without_a_word(tmp_path, caplog, capsys, similarity):
     """Another M cannot take the place of a dynamic one, which cannot be folded."""
-    recipe = replace(RECIPE, similarity=similarity)
-    start = session.train(recipe, out=tmp_path / "start", device="cpu")
-    fields = {"backbone": str(start.path), "dataset": "embedded", **SHORT}
-    fields |= {"similarity": recipe.similarity, "inputs": "imagenet"}
-    run = session.train(AdaptationRecipe(**fields), out=tmp_path / "run", device="cpu")
+    start = trained(tmp_path / "start", replace(RECIPE, similarity=similarity))
+    run = adapted(start, tmp_path / "run", similarity=similarity, inputs="imagenet")
     assert "changed" not in caplog.text
     assert run.preprocess == start.preprocess
     told = f"pixels are normalised as for {start.path}; --inputs is for files of weights\n"
     assert told in capsys.readouterr().err
     if similarity != "static-full":
-        other = replace(AdaptationRecipe(**fields), similarity=ns.Static(ns.Full()))
         with pytest.raises(RunError, match="go on with --similarity 'Dynamic"):
-            session.train(other, out=tmp_path / "other", device="cpu")
+            adapted(start, tmp_path / "other", similarity=ns.Static(ns.Full()))
 
 
 def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):
@@ -596,10 +539,7 @@ def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):
 
 @pytest.mark.usefixtures("tiny")
 def test_of_several_processes_one_writes_pictures_and_adapter(tmp_path, monkeypatch):
-    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
-    settings = {"steps": 2, "drops": (), "train": "M", "precision": "fp32"}
-    recipe = AdaptationRecipe(backbone=str(start.path), dataset="embedded", **settings)
-    run = session.train(recipe, out=tmp_path / "run", device="cpu")
+    run = adapted(trained(tmp_path / "start"), tmp_path / "run", train="M")
     (run.path / "adapter.safetensors").unlink()
     runtime = choose_runtime("cpu", "fp32")
     state = fitting.initial_state(run, runtime)

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -413,17 +412,6 @@ def test_a_run_resumes_and_leaves_a_plain_network(baseline, tmp_path, capsys):
     plain = set(session.load(start).state_dict())
     assert plain <= set(state)
     assert all(key.endswith(".bias") for key in set(state) - plain)  # SSF shifts
-
-
-@pytest.mark.parametrize(
-    ("baseline", "package", "module"),
-    [("lora", "peft", "peft"), ("oft", "lycoris", "lycoris.functional.diag_oft")],
-)
-def test_a_library_that_is_missing(baseline, package, module, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[baselines\]'"):
-        with_baseline(ns.models.resnet20(), baseline)
 
 
 test_what_does_not_go_together = refusals(

@@ -6,14 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from kills import killed_after
-from tiny_classes import BY_TASKS
-from tiny_classes import tiny_classes as tiny_classes
 from tiny_images import TINY
 from tiny_images import tiny as tiny
 
 from neural_similarity.lab import session
 from neural_similarity.lab.tasks.classification import ClassificationTask
-from neural_similarity.lab.tasks.few_shot.task import FewShotTask
 from neural_similarity.lab.train.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -74,12 +71,3 @@ def test_a_resumed_run_knows_how_good_the_best_was(tmp_path, script):
     run = session.resume(tmp_path / "run", device="cpu")
     assert [path.name for path in list_checkpoints(run.best)] == ["step-00000002"]
     assert_is(session.load(run, "best").state_dict(), judged[2])
-
-
-@pytest.mark.usefixtures("tiny_classes")
-def test_few_shot_runs_choose_in_the_same_way(tmp_path, script):
-    script(FewShotTask, SCRIPTS["in the middle"])
-    run = session.train(replace(BY_TASKS, **STEPS), out=tmp_path / "run", device="cpu")
-    assert [path.name for path in list_checkpoints(run.best)] == ["step-00000002"]
-    best = json.loads(run.summary.read_text())["best_checkpoint"]
-    assert (best["step"], best["validation_accuracy"]) == (2, 0.9)

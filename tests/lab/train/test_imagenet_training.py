@@ -20,7 +20,7 @@ from neural_similarity.lab.train.journal import Journal
 from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 
 NAME = "imagenet-cnn10-dynamic-dns"
-STEPS, EPOCH = 9, 6
+STEPS = 9
 """48 images are six batches of eight."""
 CHANGES = {"width": 0.05, "batch_size": 8, "log_every": 3, "checkpoint_every": 2, "workers": 2}
 CHANGES |= {"precision": "fp32", "threads": 1, "image_size": 32}

@@ -2,8 +2,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import kills
@@ -29,22 +27,6 @@ pytestmark = pytest.mark.usefixtures("tiny")
 STEPS = 14
 EVERY = {"log_every": 4, "checkpoint_every": 3, "evaluate_every": 5}
 INTERRUPTED = replace(TINY, steps=STEPS, drops=(6, 11), validation=16, **EVERY)
-
-PROGRAM = """
-import os, signal, sys, tiny_images
-from neural_similarity.lab import cli, data
-from neural_similarity.lab.train import checkpoint
-
-data.load_dataset = lambda *_, **__: tiny_images.make_dataset()
-writings = []
-seal = checkpoint._seal_of
-def sealing(path):
-    writings.append(path)
-    return os.kill(os.getpid(), signal.SIGKILL) if len(writings) == 6 else seal(path)
-checkpoint._seal_of = sealing
-sys.exit(cli.main(sys.argv[1:]))
-"""
-
 
 BOTH = "last", "best"
 
@@ -79,17 +61,6 @@ def flags(recipe, out):
         *("--log-every", "4", "--checkpoint-every", "3", "--validation", "16"),
         *("--evaluate-every", "5", "--out", str(out), "--device", "cpu"),
     ]
-
-
-@pytest.mark.long
-def test_killed_while_writing_a_checkpoint_it_resumes_bit_identical(reference, tmp_path):
-    command = [sys.executable, "-c", PROGRAM, "train", *flags(INTERRUPTED, tmp_path / "run")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == -signal.SIGKILL, result.stderr
-    assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")]
-    assert_same(resume(tmp_path / "run", device="cpu"), reference)
-    assert not list((tmp_path / "run").rglob("*.partial"))
 
 
 @pytest.fixture
@@ -132,25 +103,6 @@ def test_under_nohup_a_lost_terminal_is_ignored():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_of_two_trainings_that_begin_at_once_one_wins(tmp_path, monkeypatch):
-    """The other one finds the folder when it is about to make its own."""
-    first = train(TINY, out=tmp_path / "run", device="cpu")
-    before = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
-    monkeypatch.setattr("neural_similarity.lab.session.require_new", lambda *_: None)
-    exists = type(first.path).exists
-    asked = []
-
-    def at_first_missing(path):
-        asked.append(path)
-        return exists(path) and asked.count(first.path) > 1
-
-    monkeypatch.setattr(type(first.path), "exists", at_first_missing)
-    with pytest.raises(RunError, match="exists already; continue it with"):
-        train(TINY, out=first.path, device="cpu")
-    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == before
-    assert list(tmp_path.iterdir()) == [first.path]
 
 
 def test_an_error_leaves_a_folder_that_another_process_trains_in(tmp_path, monkeypatch):

@@ -7,11 +7,7 @@ from refusals import refusals
 from tiny_classes import make_images
 
 from neural_similarity.lab.data import Images
-from neural_similarity.lab.tasks.few_shot.tasks import (
-    Sampler,
-    TaskSizes,
-    draw_tasks,
-)
+from neural_similarity.lab.tasks.few_shot.tasks import Sampler, TaskSizes, draw_tasks
 
 SIZES = TaskSizes(ways=3, shots=2, queries=4)
 IMAGES = make_images(0, 5)
