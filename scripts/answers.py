@@ -69,13 +69,13 @@ ASKED = {
 
 
 @cache
-def changes() -> tuple[CellReport, ...]:
+def changed_cells() -> tuple[CellReport, ...]:
     """The cells of the map with `LABELS_SHOWN` labels that have run."""
     cells = OLDER_MAP.read(RESULTS)
     return tuple(cell for cell in cells if cell.cell.facts["labels"] == LABELS_SHOWN)
 
 
-def trained(cell: CellReport, way: str) -> int:
+def parameters_trained(cell: CellReport, way: str) -> int:
     """How many parameters a method trains."""
     return cell.runs[way][0]["trained"]
 
@@ -87,24 +87,26 @@ def all_accuracies(cell: CellReport) -> dict[str, float]:
 
 def accuracies(cell: CellReport) -> dict[str, float]:
     """Those of the methods that train."""
-    return {way: value for way, value in all_accuracies(cell).items() if trained(cell, way)}
+    return {
+        way: value for way, value in all_accuracies(cell).items() if parameters_trained(cell, way)
+    }
 
 
-def gaps(way: str) -> list[float]:
+def gaps_to_reference(way: str) -> list[float]:
     """Points to full fine-tuning in every cell; negative is behind."""
-    return [(found := accuracies(cell))[way] - found[REFERENCE] for cell in changes()]
+    return [(found := accuracies(cell))[way] - found[REFERENCE] for cell in changed_cells()]
 
 
 def methods_table() -> str:
     """Methods by their mean accuracy over the changes."""
-    means = {way: fmean(accuracies(cell)[way] for cell in changes()) for way in METHODS}
+    means = {way: fmean(accuracies(cell)[way] for cell in changed_cells()) for way in METHODS}
     rows = [
         (
             METHODS[way],
-            f"{trained(changes()[0], way):,}",
+            f"{parameters_trained(changed_cells()[0], way):,}",
             f"{means[way]:.1f}",
-            f"{sum(gap >= -1 for gap in gaps(way))} of {len(changes())}",
-            f"{min(gaps(way)):+.1f}".replace("-", MINUS),
+            f"{sum(gap >= -1 for gap in gaps_to_reference(way))} of {len(changed_cells())}",
+            f"{min(gaps_to_reference(way)):+.1f}".replace("-", MINUS),
         )
         for way in sorted(METHODS, key=lambda way: -means[way])
     ]
@@ -118,7 +120,7 @@ def methods_table() -> str:
     return markdown_rows(head, *rows)
 
 
-def differences(budget: float, panel: int = 0) -> dict[str, str]:
+def differences_to_plain(budget: float, panel: int = 0) -> dict[str, str]:
     """Differences of error to the plain CNN with their seeds, by row of Table 4."""
     found = {}
     for line in make_report(TABLES["4"], budget=budget, results=RESULTS).panels[panel].lines:
@@ -140,7 +142,11 @@ def plain_errors() -> tuple[str, str, str]:
 
 def networks_table() -> str:
     """Differences of the networks of Table 4 to the plain CNN."""
-    full, short, hundred = differences(1), differences(0.125), differences(0.125, 1)
+    full, short, hundred = (
+        differences_to_plain(1),
+        differences_to_plain(0.125),
+        differences_to_plain(0.125, 1),
+    )
     panel = make_report(TABLES["4"], budget=1, results=RESULTS).panels[0]
     paper = {line.row.label: line.row.paper for line in panel.lines}
     rows = [
@@ -157,7 +163,7 @@ def networks_table() -> str:
     return markdown_rows(head, *rows)
 
 
-def ratios(file: str, name: str, kind: str, **group: Any) -> list[float]:
+def time_ratios(file: str, name: str, kind: str, **group: Any) -> list[float]:
     """Times of a benchmark over the plain ones, sorted; `what` is the beginning of its group's."""
     rows = json.loads((ROOT / "benchmarks" / file).read_text("utf-8"))["rows"]
     what = group.pop("what", "")
@@ -170,55 +176,42 @@ def ratios(file: str, name: str, kind: str, **group: Any) -> list[float]:
     )
 
 
-def between(values: list[float]) -> str:
+def range_text(values: list[float]) -> str:
     """The least and the greatest of some ratios."""
     low, high = f"{values[0]:.2f}", f"{values[-1]:.2f}"
     return low if low == high else f"{low} to {high}"
 
 
-def costs() -> Iterator[tuple[str, str, list[float]]]:
+DIAGONAL, LAYER, BOTH = "dynamic diagonal M", "ours, layer with predictor", "forward + backward"
+CNN9, STEP, EPYC = "step, CNN-9", "step, ResNet-18", "epyc/price.json"
+RESNET, LITE = {"what": "step of ResNet-18"}, {"what": "updates of EfficientNet"}
+SMALL = {"channels": 8}
+COSTS = (
+    ("static M", CNN9, "recipes.json", "cifar10-static-uns", "step", {}),
+    ("static M", f"{STEP}, bf16", EPYC, "static-full", "step", RESNET),
+    ("one M per image (`ns.Pooled`)", STEP, EPYC, "pooled-full", "step", RESNET),
+    ("light diagonal M (`ns.Light`)", STEP, EPYC, "light-diagonal", "step", RESNET),
+    (DIAGONAL, STEP, EPYC, "dynamic-diagonal", "step", RESNET),
+    (DIAGONAL, CNN9, "recipes.json", "cifar10-dynamic-dns", "step", {}),
+    (DIAGONAL, "step, EfficientNet-Lite0", "epyc/networks.json", "dynamic-diagonal", "step", LITE),
+    (DIAGONAL, "one layer of 8 channels, 8×8", EPYC, LAYER, BOTH, SMALL),
+    ("dynamic full M", CNN9, "recipes.json", "cifar10-dynamic-uns", "step", {}),
+)
+"""Similarity and case with report, row, time and group of the benchmark that measured them."""
+
+
+def cost_rows() -> Iterator[tuple[str, str, list[float]]]:
     """Similarity, case and times over the plain network's."""
-    resnet, epyc = "step of ResNet-18", "epyc/price.json"
-    folded = [
-        ratio
-        for file in ("inference.json", "epyc/inference.json")
-        for ratio in ratios(file, "static-full, folded", "forward")
-    ]
+    files = ("inference.json", "epyc/inference.json")
+    folded = (value for f in files for value in time_ratios(f, "static-full, folded", "forward"))
     yield "static M, folded", "inference, CNN-9", sorted(folded)
-    yield "static M", "step, CNN-9", ratios("recipes.json", "cifar10-static-uns", "step")
-    yield "static M", "step, ResNet-18, bf16", ratios(epyc, "static-full", "step", what=resnet)
-    yield (
-        "one M per image (`ns.Pooled`)",
-        "step, ResNet-18",
-        ratios(epyc, "pooled-full", "step", what=resnet),
-    )
-    yield (
-        "light diagonal M (`ns.Light`)",
-        "step, ResNet-18",
-        ratios(epyc, "light-diagonal", "step", what=resnet),
-    )
-    yield (
-        "dynamic diagonal M",
-        "step, ResNet-18",
-        ratios(epyc, "dynamic-diagonal", "step", what=resnet),
-    )
-    yield "dynamic diagonal M", "step, CNN-9", ratios("recipes.json", "cifar10-dynamic-dns", "step")
-    yield (
-        "dynamic diagonal M",
-        "step, EfficientNet-Lite0",
-        ratios("epyc/networks.json", "dynamic-diagonal", "step", what="updates of EfficientNet"),
-    )
-    yield (
-        "dynamic diagonal M",
-        "one layer of 8 channels, 8×8",
-        ratios(epyc, "ours, layer with predictor", "forward + backward", channels=8),
-    )
-    yield "dynamic full M", "step, CNN-9", ratios("recipes.json", "cifar10-dynamic-uns", "step")
+    for name, case, file, row, kind, group in COSTS:
+        yield name, case, time_ratios(file, row, kind, **group)
 
 
 def costs_table() -> str:
     """Times over a plain network's, on one CPU thread."""
-    rows = [(name, case, between(values)) for name, case, values in costs()]
+    rows = [(name, case, range_text(values)) for name, case, values in cost_rows()]
     return markdown_rows(("similarity", "measured", "time ÷ plain"), *rows)
 
 
@@ -230,7 +223,7 @@ def claim_rows() -> list[list[str]]:
     ]
 
 
-def verdicts() -> list[tuple[str, int]]:
+def verdict_counts() -> list[tuple[str, int]]:
     """Verdicts with the number of their claims, most frequent first."""
     return Counter(row[3].strip("*") for row in claim_rows()).most_common()
 
@@ -256,7 +249,7 @@ TABLES_SHOWN: dict[str, Callable[[], str]] = {
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
-def filled(text: str) -> str:
+def filled_page(text: str) -> str:
     """A page with its tables as the records have them."""
     return BLOCK.sub(lambda m: f"{m[1]}\n{TABLES_SHOWN[m[2]]().strip()}\n\n{m[4]}", text)
 
@@ -264,4 +257,4 @@ def filled(text: str) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         text = (ROOT / page).read_text("utf-8")
-        (ROOT / page).write_text(filled(text), "utf-8")
+        (ROOT / page).write_text(filled_page(text), "utf-8")

@@ -146,7 +146,7 @@ def first_line(path: str) -> str:
     raise ValueError(f"{module} must define {name}")
 
 
-def examples() -> dict[str, str]:
+def reference_examples() -> dict[str, str]:
     """The example of every public name, in Markdown."""
     text = (ROOT / "examples" / "reference.md").read_text("utf-8")
     return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
@@ -173,7 +173,7 @@ def write_navigation(found: dict[str, str]) -> None:
 
 def reference_pages() -> dict[str, str]:
     """The pages of the reference, by file name."""
-    found, shown = public_paths(), examples()
+    found, shown = public_paths(), reference_examples()
     pages = {
         name: f"{reference_page(name, path, found)}\n## Example\n{shown[name]}"
         for name, path in found.items()

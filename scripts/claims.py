@@ -64,7 +64,7 @@ class Found(NamedTuple):
         return f"{count} of {len(runs)} failed" if count else ""
 
 
-def page() -> str:
+def claims_page() -> str:
     """The whole page."""
     with (ROOT / "docs/evidence/claims.toml").open("rb") as file:
         content = tomllib.load(file)
@@ -88,15 +88,17 @@ def page() -> str:
 def judged_rows(claims: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The rows of all claims, whose comparisons are judged together."""
     compared = [claim for claim in claims if "compare" in claim]
-    found = [compare(claim["compare"], table_of(claim)) for claim in compared]
-    judged = {id(claim): pair for claim, *pair in zip(compared, found, judge(found), strict=True)}
+    found = [compare_runs(claim["compare"], table_of(claim)) for claim in compared]
+    judged = {
+        id(claim): pair for claim, *pair in zip(compared, found, judge_found(found), strict=True)
+    }
     return [
         _row(number, claim, *judged.get(id(claim), (None, (claim.get("status", ""), None))))
         for number, claim in enumerate(claims, 1)
     ]
 
 
-def judge(found: Sequence[Found]) -> list[tuple[str, Verdict]]:
+def judge_found(found: Sequence[Found]) -> list[tuple[str, Verdict]]:
     """What comparisons of one page say; that a run failed comes before any difference."""
     verdicts = judge_comparisons([one.comparison for one in found], [one.family for one in found])
     return [
@@ -134,14 +136,14 @@ def adaptation_tables(text: str) -> dict[str, str]:
     found = re.findall(r"(?:^\| `[\w-]+` \| `[\w-]+` \|.*\n)+", text, re.M)
     pairs = [re.findall(r"^\| `([\w-]+)` \| `([\w-]+)` \|", block, re.M) for block in found]
     compared = [
-        compare(f"{this} > {beside} @ 1", _adaptation_of(this))._replace(family=at)
+        compare_runs(f"{this} > {beside} @ 1", _adaptation_of(this))._replace(family=at)
         for at, rows in enumerate(pairs)
         for this, beside in rows
     ]
     rows = iter(
         _adaptation_row(one, *pair, *judged)
         for one, pair, judged in zip(
-            compared, (pair for rows in pairs for pair in rows), judge(compared), strict=True
+            compared, (pair for rows in pairs for pair in rows), judge_found(compared), strict=True
         )
     )
     return {block: "".join(islice(rows, len(own))) for block, own in zip(found, pairs, strict=True)}
@@ -173,7 +175,7 @@ def _adjusted_text(found: Adjusted) -> str:
     return "{} (Holm {}, BH {})".format(*(f"{p:.2g}" if p >= 1e-4 else "< 1e-4" for p in numbers))
 
 
-def compare(text: str, table: str = "") -> Found:
+def compare_runs(text: str, table: str = "") -> Found:
     """The comparison "FIRST < SECOND @ BUDGET [CLASSES]", what the paper says of the two.
 
     BUDGET may be two, A/B, and a side ONE:OTHER is what one recipe has more than another.
@@ -264,7 +266,7 @@ def _figure(text: str) -> str:
         )
         return f"{one / other:.2f}"
     if kind == "compare":
-        return compare(" ".join(words)).text
+        return compare_runs(" ".join(words)).text
     if kind == "chance":
         return _chance(" ".join(words))[1]
     numbers = _numbers(_theory(words[0]))
@@ -291,4 +293,4 @@ def _numbers(value: Any) -> list[float]:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs/evidence/claims.md").write_text(page(), "utf-8")
+    (ROOT / "docs/evidence/claims.md").write_text(claims_page(), "utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from neural_similarity import testing
 
 
-def exceptions() -> Iterator[str]:
+def exception_lines() -> Iterator[str]:
     """Lines of a Markdown table: where a law does not apply and why, or that it fails."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, structure in testing.STRUCTURES.items():
@@ -40,6 +40,6 @@ def _reasons(case: testing.Case) -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    for line in exceptions():
+    for line in exception_lines():
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()

@@ -123,7 +123,7 @@ def changed_node(node: ast.AST) -> tuple[str, ast.AST] | None:
     return None
 
 
-def bugs(module: str) -> list[Bug]:
+def bugs_of_module(module: str) -> list[Bug]:
     """All bugs of a module, in the order in which they are tried: the same on every machine."""
     sources, _ = MODULES[module]
     found = [
@@ -198,7 +198,7 @@ def related_tests(bug: Bug, tests: Paths) -> list[str]:
     return [str(file) for file in ranked[:FILES] if counts[file] or file == ranked[0]]
 
 
-def survives(bug: Bug, tests: Paths) -> bool:
+def survives_tests(bug: Bug, tests: Paths) -> bool:
     """Whether the nearest tests pass with a bug, and then all quick ones of its module."""
     near = related_tests(bug, tests)
     rest = [str(path) for path in _files_of(tests, "test_*.py") if str(path) not in near]
@@ -267,10 +267,10 @@ def main() -> None:
         importlib.import_module(module)
     results, chosen = known_results(), []
     for module in options.modules:
-        for bug in bugs(module)[: options.each]:
+        for bug in bugs_of_module(module)[: options.each]:
             key = json.dumps(asdict(bug))
             if key not in results and not options.show:
-                results[key] = survives(bug, MODULES[module][1])
+                results[key] = survives_tests(bug, MODULES[module][1])
                 RESULTS.parent.mkdir(exist_ok=True)
                 with RESULTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"bug": asdict(bug), "survives": results[key]}) + "\n")

@@ -9,7 +9,7 @@ colour-blind readers tell apart. At its natural size a picture fits the column o
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
 
@@ -18,7 +18,6 @@ import matplotlib as mpl
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
 import neural_similarity as ns
@@ -46,7 +45,7 @@ THEMES = (
 )
 
 
-def style(theme: Theme) -> dict[str, object]:
+def settings_of(theme: Theme) -> dict[str, object]:
     """Settings of matplotlib."""
     colours = dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"),
@@ -64,7 +63,7 @@ def style(theme: Theme) -> dict[str, object]:
     }
 
 
-def axes(width: float, height: float) -> tuple[Figure, Axes]:
+def make_panel(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure of one panel, in inches."""
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots()
@@ -78,7 +77,7 @@ def matrix_of(structure: ns.nn.Structure, *raw: float) -> Tensor:
         return layer.similarity.matrix()
 
 
-def kernel(_: Theme) -> Figure:
+def draw_kernels(_: Theme) -> Figure:
     """What M does to a kernel: five matrices and the kernels W M."""
     weight = torch.tensor([1.0, 0.6, 0.1, 0.5, 0.0, -0.5, -0.1, -0.6, -1.0])
     cut = torch.ones(9)
@@ -118,37 +117,35 @@ LABEL_PLACES = {
     "oft": (9, -6, "left"),
     "lora": (9, -8, "left"),
     "head": (9, -2, "left"),
+    answers.OURS: (10, 0, "left"),
 }
-SHORT = {"residual": "TSA", "film": "FiLM, batch norm", "bias": "BitFit"}
+SHORT = {"residual": "TSA", "film": "FiLM, batch norm", "bias": "BitFit", answers.OURS: "static M"}
 
 
-def accuracy(theme: Theme) -> Figure:
+def draw_accuracy(theme: Theme) -> Figure:
     """Mean accuracy over the changes by the number of parameters trained."""
-    cells = answers.changes()
+    cells = answers.changed_cells()
     means = {way: fmean(answers.accuracies(c)[way] for c in cells) for way in answers.METHODS}
-    figure, panel = axes(5.6, 3.6)
-    for way, (x, y, side) in LABEL_PLACES.items():
-        point = (answers.trained(cells[0], way), means[way])
-        panel.plot(*point, "o", color=theme.faint, markersize=7)
-        name = SHORT.get(way, answers.METHODS[way])
-        panel.annotate(name, point, (x, y), textcoords="offset points", ha=side)
-    point = (answers.trained(cells[0], answers.OURS), means[answers.OURS])
-    panel.plot(
-        answers.trained(cells[0], "norm"), means["norm"], "o", color=theme.faint, markersize=7
-    )
-    panel.plot(*point, "D", color=theme.ours, markersize=10)
+    figure, panel = make_panel(5.6, 3.6)
     bold = {"color": theme.ours, "weight": "bold", "va": "center"}
-    panel.annotate("static M", point, (10, 0), textcoords="offset points", **bold)
+    for way, mean in means.items():
+        point, ours = (answers.parameters_trained(cells[0], way), mean), way == answers.OURS
+        look = {"color": theme.ours, "markersize": 10} if ours else {"color": theme.faint}
+        panel.plot(*point, "D" if ours else "o", **{"markersize": 7} | look)
+        if place := LABEL_PLACES.get(way):
+            name = SHORT.get(way, answers.METHODS[way])
+            options = {"ha": place[2]} | (bold if ours else {})
+            panel.annotate(name, point, place[:2], textcoords="offset points", **options)
     panel.set(xscale="log", xlim=(250, 800_000), ylim=(71.5, 75.6))
     panel.set(xlabel="parameters trained", ylabel=f"accuracy, %, mean of {len(cells)} changes")
     panel.grid(visible=True)
     return figure
 
 
-def changes(theme: Theme) -> Figure:
+def draw_changes(theme: Theme) -> Figure:
     """Every change: M, full fine-tuning, all other methods that train, and the image undone."""
-    figure, panel = axes(6.6, 5.2)
-    cells = sorted(answers.changes(), key=lambda cell: answers.accuracies(cell)[answers.OURS])
+    figure, panel = make_panel(6.6, 5.2)
+    cells = sorted(answers.changed_cells(), key=lambda cell: answers.accuracies(cell)[answers.OURS])
     for y, cell in enumerate(cells):
         found = answers.accuracies(cell)
         others = [v for way, v in found.items() if way not in (answers.OURS, "all")]
@@ -176,12 +173,12 @@ def changes(theme: Theme) -> Figure:
     return figure
 
 
-def schedule(theme: Theme) -> Figure:
+def draw_schedule(theme: Theme) -> Figure:
     """The difference of static M to the plain network by the length of training."""
-    figure, panel = axes(5.6, 3.4)
+    figure, panel = make_panel(5.6, 3.4)
     series = (("static UNS", theme.ours, "D"), ("static DNS", theme.other, "s"))
     for label, colour, marker in series:
-        points = [point for budget in BUDGETS if (point := difference(label, budget))]
+        points = [point for budget in BUDGETS if (point := difference_to_plain(label, budget))]
         at, mean, low, high = zip(*points, strict=True)
         spread = [
             [m - b for m, b in zip(mean, low, strict=True)],
@@ -200,7 +197,7 @@ def schedule(theme: Theme) -> Figure:
     return figure
 
 
-def difference(label: str, budget: float) -> tuple[float, float, float, float] | None:
+def difference_to_plain(label: str, budget: float) -> tuple[float, float, float, float] | None:
     """Updates, and the difference by test image with its 95 % interval."""
     panel = make_report(TABLES["4"], budget=budget, results=answers.RESULTS).panels[0]
     (line,) = (line for line in panel.lines if line.row.label == label)
@@ -208,14 +205,14 @@ def difference(label: str, budget: float) -> tuple[float, float, float, float] |
     return (UPDATES * budget, change.mean, change.low, change.high) if change else None
 
 
-def cost(theme: Theme) -> Figure:
+def draw_cost(theme: Theme) -> Figure:
     """Times over the plain network's."""
-    figure, panel = axes(6.6, 4.2)
-    rows = list(answers.costs())[::-1]
+    figure, panel = make_panel(6.6, 4.2)
+    rows = list(answers.cost_rows())[::-1]
     for y, (name, _, values) in enumerate(rows):
         colour = theme.other if name.startswith("dynamic") else theme.ours
         panel.barh(y, values[-1], color=colour, height=0.6)
-        panel.text(values[-1] * 1.04, y, answers.between(values), va="center")
+        panel.text(values[-1] * 1.04, y, answers.range_text(values), va="center")
     names = [f"{name.partition(' (')[0]}\n{case}" for name, case, _ in rows]
     panel.set_yticks(range(len(rows)), names, fontsize=9)
     panel.axvline(1, color=theme.text, linewidth=1, linestyle=":")
@@ -225,10 +222,10 @@ def cost(theme: Theme) -> Figure:
     return figure
 
 
-def verdicts(theme: Theme) -> Figure:
+def draw_verdicts(theme: Theme) -> Figure:
     """How many claims of the paper have which verdict."""
-    figure, panel = axes(6, 4.2)
-    rows = answers.verdicts()[::-1]
+    figure, panel = make_panel(6, 4.2)
+    rows = answers.verdict_counts()[::-1]
     names, counts = zip(*rows, strict=True)
     colours = [theme.ours if name.startswith("holds") else theme.other for name in names]
     bars = panel.barh(names, counts, color=colours, height=0.7)
@@ -240,7 +237,7 @@ def verdicts(theme: Theme) -> Figure:
 Box = tuple[str, float, float]
 
 
-def diagram(
+def draw_boxes(
     theme: Theme,
     size: tuple[float, float],
     boxes: dict[str, Box],
@@ -248,7 +245,7 @@ def diagram(
     strong: tuple[str, ...] = (),
 ) -> Figure:
     """Boxes of text at places in percent, and arrows with their words between them."""
-    figure, panel = axes(*size)
+    figure, panel = make_panel(*size)
     panel.set(xlim=(0, 100), ylim=(0, 100))
     panel.set_axis_off()
     drawn = {}
@@ -258,30 +255,17 @@ def diagram(
         drawn[key] = panel.text(x, y, words, ha="center", va="center", bbox=frame, fontsize=10.5)
     for start, end, words in arrows:
         (_, x0, y0), (_, x1, y1) = boxes[start], boxes[end]
-        patches: list[FancyBboxPatch | None] = [drawn[k].get_bbox_patch() for k in (start, end)]
-        line = {
-            "arrowstyle": "-|>",
-            "color": theme.faint,
-            "patchA": patches[0],
-            "patchB": patches[1],
-        }
-        panel.annotate("", (x1, y1), (x0, y0), arrowprops=line | {"shrinkA": 2, "shrinkB": 2})
+        line = {"arrowstyle": "-|>", "color": theme.faint, "shrinkA": 2, "shrinkB": 2}
+        line |= {f"patch{k}": drawn[box].get_bbox_patch() for k, box in (("A", start), ("B", end))}
+        panel.annotate("", (x1, y1), (x0, y0), arrowprops=line)
         middle, level = ((x0 + x1) / 2, (y0 + y1) / 2), y0 == y1
-        place = {"ha": "center", "va": "bottom"} if level else {"ha": "left", "va": "center"}
-        shift = (0, 3) if level else (6, 0)
-        panel.annotate(
-            words,
-            middle,
-            shift,
-            textcoords="offset points",
-            color=theme.other,
-            fontsize=9.5,
-            **place,
-        )
+        side = {"ha": "center", "va": "bottom"} if level else {"ha": "left", "va": "center"}
+        text = {"textcoords": "offset points", "color": theme.other, "fontsize": 9.5}
+        panel.annotate(words, middle, (0, 3) if level else (6, 0), **text | side)
     return figure
 
 
-def which(theme: Theme) -> Figure:
+def draw_decision(theme: Theme) -> Figure:
     """Which similarity: the decision tree."""
     boxes: dict[str, Box] = {
         "known": ("Is the change of the images\nknown (angle, zoom, flip)?", 30, 92),
@@ -302,10 +286,10 @@ def which(theme: Theme) -> Figure:
     )
     order = ("known", "pretrained", "cost", "read", "research")
     no = tuple((a, b, "no") for a, b in pairwise(order))
-    return diagram(theme, (5.4, 5.2), boxes, yes + no, ("static",))
+    return draw_boxes(theme, (5.4, 5.2), boxes, yes + no, ("static",))
 
 
-def adapter(theme: Theme) -> Figure:
+def draw_adapter_life(theme: Theme) -> Figure:
     """The life of an adapter."""
     boxes: dict[str, Box] = {
         "network": ("pretrained\nnetwork", 10, 80),
@@ -322,10 +306,10 @@ def adapter(theme: Theme) -> Figure:
         ("file", "switch", "adapters"),
         ("switch", "fold", "fold"),
     )
-    return diagram(theme, (5.8, 2.5), boxes, arrows, ("train",))
+    return draw_boxes(theme, (5.8, 2.5), boxes, arrows, ("train",))
 
 
-def architecture(theme: Theme) -> Figure:
+def draw_houses(theme: Theme) -> Figure:
     """The three houses and their rooms."""
     boxes: dict[str, Box] = {
         "paper": ("neural_similarity_paper\ntables, studies, theory (clone only)", 50, 92),
@@ -336,30 +320,28 @@ def architecture(theme: Theme) -> Figure:
     }
     order = list(boxes)
     arrows = tuple((a, b, "imports") for a, b in pairwise(order))
-    return diagram(theme, (5.6, 4.6), boxes, arrows, ("nn",))
+    return draw_boxes(theme, (5.6, 4.6), boxes, arrows, ("nn",))
 
 
 PICTURES: dict[str, Callable[[Theme], Figure]] = {
-    "kernel": kernel,
-    "accuracy": accuracy,
-    "changes": changes,
-    "schedule": schedule,
-    "cost": cost,
-    "verdicts": verdicts,
-    "which": which,
-    "adapter": adapter,
-    "architecture": architecture,
+    "kernel": draw_kernels,
+    "accuracy": draw_accuracy,
+    "changes": draw_changes,
+    "schedule": draw_schedule,
+    "cost": draw_cost,
+    "verdicts": draw_verdicts,
+    "which": draw_decision,
+    "adapter": draw_adapter_life,
+    "architecture": draw_houses,
 }
 
 
 def main(names: list[str]) -> None:
     """Draw the pictures that are named, or all."""
-    for name in names or PICTURES:
-        for theme in THEMES:
-            with mpl.rc_context(style(theme)):
-                figure = PICTURES[name](theme)
-                file = ASSETS / f"{name}{theme.suffix}.svg"
-                figure.savefig(file, transparent=True, metadata={"Date": None})
+    for name, theme in product(names or PICTURES, THEMES):
+        with mpl.rc_context(settings_of(theme)):
+            file = ASSETS / f"{name}{theme.suffix}.svg"
+            PICTURES[name](theme).savefig(file, transparent=True, metadata={"Date": None})
 
 
 if __name__ == "__main__":

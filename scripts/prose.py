@@ -37,7 +37,7 @@ GENERATED = ("reference/api/", "reference/commands.md", "reference/fields.md", "
 """Pages that other texts make."""
 
 
-def navigation() -> dict[str, str]:
+def navigation_labels() -> dict[str, str]:
     """The pages of the navigation with their labels."""
     text = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:\n")[2]
     return dict(_leaves(yaml.safe_load(text)))
@@ -51,7 +51,7 @@ def _leaves(entries: list) -> list[tuple[str, str]]:
     return found
 
 
-def source(page: str) -> Path:
+def page_source(page: str) -> Path:
     """The file that a page of the navigation is written in."""
     roots = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
     return ROOT / roots[page] if page in roots else ROOT / "docs" / page
@@ -59,7 +59,7 @@ def source(page: str) -> Path:
 
 def written_pages() -> list[str]:
     """The pages of the navigation that people write, without the changelog."""
-    pages = [page for page in navigation() if not page.startswith(GENERATED)]
+    pages = [page for page in navigation_labels() if not page.startswith(GENERATED)]
     return [page for page in pages if page != "changelog.md"]
 
 
@@ -68,15 +68,15 @@ def blank_lines(match: re.Match[str]) -> str:
     return "\n" * match[0].count("\n")
 
 
-def prose(text: str) -> str:
+def plain_text(text: str) -> str:
     """A page without code, tables' rules, formulas and addresses; lines stay where they are."""
     text = re.sub(r"```.*?```|\$\$.*?\$\$|<!--.*?-->", blank_lines, text, flags=re.DOTALL)
     return re.sub(r"`[^`\n]*`|\]\([^)]*\)|https?://\S+", "", text)
 
 
-def stumbles(page: str) -> list[str]:
+def stumbling_phrases(page: str) -> list[str]:
     """Every phrase of the list on a page, with its line and what to write."""
-    text = prose(source(page).read_text("utf-8"))
+    text = plain_text(page_source(page).read_text("utf-8"))
     return [
         f"{page}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}: write {better!r}"
         for phrase, better in PHRASES.items()
@@ -85,6 +85,6 @@ def stumbles(page: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    problems = [line for page in written_pages() for line in stumbles(page)]
+    problems = [line for page in written_pages() for line in stumbling_phrases(page)]
     sys.stdout.write("\n".join([*problems, f"{len(problems)} phrases\n"]))
     sys.exit(bool(problems))

@@ -53,7 +53,7 @@ def set_up_sanitizers(flags):
     os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 
-def arrange(tensor):
+def arrange_memory(tensor):
     """The same numbers in a random layout, at a random place of their storage."""
     layout = chance.randrange(6) if tensor.dim() > 1 else -1
     if layout == 0:
@@ -70,12 +70,12 @@ def arrange(tensor):
     return tensor
 
 
-def draw(*shape, dtype=torch.float32):
+def draw_tensor(*shape, dtype=torch.float32):
     """A tensor to differentiate by."""
-    return arrange(torch.randn(*shape).to(dtype)).requires_grad_()
+    return arrange_memory(torch.randn(*shape).to(dtype)).requires_grad_()
 
 
-def derivatives(function, tensors, outgoing, tangents):
+def derivatives_of(function, tensors, outgoing, tangents):
     """y, its gradients, and the gradients of their product with `tangents`, if there are any."""
     y = function(*tensors)
     grads = torch.autograd.grad(y, tensors, outgoing.to(y.dtype), create_graph=bool(tangents))
@@ -85,7 +85,7 @@ def derivatives(function, tensors, outgoing, tangents):
     return [y, *grads, *torch.autograd.grad(total, tensors, materialize_grads=True)]
 
 
-def compare(function, tensors, reference=None, *, twice=True):
+def compare_results(function, tensors, reference=None, *, twice=True):
     """Compare a function of C with a reference in float64.
 
     The reference is multilinear where second derivatives are compared as well, `twice`.
@@ -93,13 +93,13 @@ def compare(function, tensors, reference=None, *, twice=True):
     reference = reference or function
     exact = [t.detach().double().requires_grad_() for t in tensors]
     y = function(*tensors).detach()
-    outgoing = arrange(torch.randn(y.shape).to(y.dtype))
-    tangents = [arrange(torch.randn_like(t)) for t in tensors]
+    outgoing = arrange_memory(torch.randn(y.shape).to(y.dtype))
+    tangents = [arrange_memory(torch.randn_like(t)) for t in tensors]
     tangents = tangents if twice and chance.random() < 0.3 else []
-    results = derivatives(function, tensors, outgoing, tangents)
-    rights = derivatives(reference, exact, outgoing, tangents)
+    results = derivatives_of(function, tensors, outgoing, tangents)
+    rights = derivatives_of(reference, exact, outgoing, tangents)
     sizes = [t.detach().abs().requires_grad_() for t in exact]
-    limits = derivatives(reference, sizes, outgoing.abs(), [t.abs() for t in tangents])
+    limits = derivatives_of(reference, sizes, outgoing.abs(), [t.abs() for t in tangents])
     rounding = ROUNDINGS * max(torch.finfo(t.dtype).eps for t in (y, *tensors))
     for place, (result, right, limit) in enumerate(zip(results, rights, limits, strict=True)):
         errors = (result.detach().double() - right.detach()).abs()
@@ -127,7 +127,7 @@ def random_geometry(dims):
     return tuple(kernel), (tuple(stride), tuple(padding), tuple(dilation)), size
 
 
-def convolution():
+def call_convolution():
     """A dynamic similarity, of groups and blocks."""
     dims, groups = chance.choice([1, 2, 2, 2, 3]), chance.choice([1, 1, 2, 7])
     kernel, geometry, size = random_geometry(dims)
@@ -138,42 +138,42 @@ def convolution():
     window = Window(kernel, *geometry)
     count = chance.choice([None, None, groups, groups * each])
     blocks, several = (None, []) if count is None else (("channels", count), [count])
-    x = draw(images, groups * each, *size, dtype=dtype)
-    weight = draw(filters, each, *kernel, dtype=dtype)
-    m = draw(images, *several, *[window.taps] * square, *window.output_size(size))
+    x = draw_tensor(images, groups * each, *size, dtype=dtype)
+    weight = draw_tensor(filters, each, *kernel, dtype=dtype)
+    m = draw_tensor(images, *several, *[window.taps] * square, *window.output_size(size))
 
     def function(*tensors, backend="compiled"):
         return similarity_conv(
             dims, *tensors, None, *geometry, groups, blocks=blocks, backend=backend
         )
 
-    compare(function, [x, weight, m], lambda *exact: function(*exact, backend="reference"))
+    compare_results(function, [x, weight, m], lambda *exact: function(*exact, backend="reference"))
 
 
-def fold():
+def call_fold():
     """W M of one M, or of one per image."""
     dims = chance.choice([1, 2, 2, 3])
     kernel = [chance.randint(1, {1: 19, 2: 8, 3: 4}[dims]) for _ in range(dims)]
     taps = torch.Size(kernel).numel()
-    weight = draw(chance.choice([1, 2, 5, 33]), chance.choice([1, 3, 16, 40]), *kernel)
+    weight = draw_tensor(chance.choice([1, 2, 5, 33]), chance.choice([1, 3, 16, 40]), *kernel)
     dtype = chance.choice([torch.float32, torch.bfloat16])
     if chance.random() < 0.7:
-        m = arrange(torch.randn(1, *[taps] * chance.choice([1, 2])))[0]
-        compare(
+        m = arrange_memory(torch.randn(1, *[taps] * chance.choice([1, 2])))[0]
+        compare_results(
             lambda *tensors: fold_kernel(*tensors, dtype=dtype),
             [weight, m.requires_grad_()],
             fold_kernel,
         )
         return
-    m = draw(chance.choice([0, 1, 2, 3]), *[taps] * chance.choice([1, 2]))
-    compare(
+    m = draw_tensor(chance.choice([0, 1, 2, 3]), *[taps] * chance.choice([1, 2]))
+    compare_results(
         lambda *tensors: fold_by_image(*tensors, dtype),
         [weight, m],
         lambda *exact: fold_by_image(*exact, torch.float64),
     )
 
 
-def layer():
+def call_layer():
     """A whole layer, forward and backward in one call each, of which some parts are frozen."""
     dims, groups = chance.choice([1, 2, 2, 2, 3]), chance.choice([1, 1, 1, 2, 8])
     kernel, (stride, padding, dilation), size = random_geometry(dims)
@@ -192,7 +192,7 @@ def layer():
     similar.to(dtype)
     for parameter in similar.parameters():
         parameter.requires_grad_(chance.random() < 0.8)
-    x = draw(chance.choice([0, 1, 3]), channels, *size, dtype=dtype)
+    x = draw_tensor(chance.choice([0, 1, 3]), channels, *size, dtype=dtype)
     found = []
     for copy, given in ((similar, x), (deepcopy(similar).double(), x.detach().double())):
         inputs = [t for t in (given.requires_grad_(), *copy.parameters()) if t.requires_grad]
@@ -206,7 +206,7 @@ def layer():
             )
 
 
-KINDS = {convolution: 8, fold: 2, layer: 4}
+KINDS = {call_convolution: 8, call_fold: 2, call_layer: 4}
 """What is called, and how often."""
 
 

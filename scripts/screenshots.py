@@ -61,14 +61,14 @@ class Quiet(SimpleHTTPRequestHandler):
         """Nothing."""
 
 
-def serve(folder: Path) -> str:
+def serve_folder(folder: Path) -> str:
     """Serve a folder from another thread, and return its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}/"
 
 
-def visit(page: Page, address: str, name: str) -> tuple[list[str], dict]:
+def visit_page(page: Page, address: str, name: str) -> tuple[list[str], dict]:
     """Problems of a page, and what it links to and holds."""
     problems: list[str] = []
     page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
@@ -84,11 +84,11 @@ def visit(page: Page, address: str, name: str) -> tuple[list[str], dict]:
     if facts["flat"]:
         problems.append(f"{facts['flat']} formulas have no height")
     if name.startswith(PHOTOGRAPHED):
-        photograph(page, name)
+        photograph_page(page, name)
     return problems, facts
 
 
-def photograph(page: Page, name: str) -> None:
+def photograph_page(page: Page, name: str) -> None:
     """The whole page in both themes."""
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
@@ -99,7 +99,7 @@ def photograph(page: Page, name: str) -> None:
         page.screenshot(path=OUT / f"{name}-{width}-{theme}.png", full_page=True)
 
 
-def broken(address: str, facts: dict[str, dict]) -> list[str]:
+def broken_links(address: str, facts: dict[str, dict]) -> list[str]:
     """Links between pages of the site that lead nowhere."""
     found = []
     for page, seen in facts.items():
@@ -115,7 +115,7 @@ def broken(address: str, facts: dict[str, dict]) -> list[str]:
     return found
 
 
-def pages(address: str) -> dict[str, str]:
+def page_names(address: str) -> dict[str, str]:
     """Names of all pages by their addresses."""
     found = {}
     for file in sorted(SITE.rglob("index.html")):
@@ -125,18 +125,18 @@ def pages(address: str) -> dict[str, str]:
     return found
 
 
-def check(browser: Browser, reports: list[str]) -> list[str]:
+def site_problems(browser: Browser, reports: list[str]) -> list[str]:
     """All problems of all pages at all widths."""
-    address, problems, facts = serve(SITE), [], {}
-    wanted = pages(address)
+    address, problems, facts = serve_folder(SITE), [], {}
+    wanted = page_names(address)
     wanted |= {Path(file).resolve().as_uri(): f"index-{Path(file).stem}" for file in reports}
     for width in WIDTHS:
         for place, name in wanted.items():
             page = browser.new_page(viewport={"width": width, "height": 900})
-            found, facts[place] = visit(page, place, name)
+            found, facts[place] = visit_page(page, place, name)
             page.close()
             problems += [f"{name} at {width}: {problem}" for problem in found]
-    return problems + broken(address, facts)
+    return problems + broken_links(address, facts)
 
 
 def main() -> None:
@@ -144,7 +144,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"))
-        problems = check(browser, sys.argv[1:])
+        problems = site_problems(browser, sys.argv[1:])
         browser.close()
     sys.stdout.write("\n".join([*problems, f"{len(problems)} problems; pictures in {OUT}\n"]))
     sys.exit(bool(problems))
