@@ -213,6 +213,7 @@ def test_the_default_with_a_new_head_is_never_below_the_probe(tmp_path):
     assert sorted(behind)[3] < 0.02, behind
 
 
+@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("norm", ["eval", "train"])
 def test_nothing_trains_and_running_statistics_move_where_they_may(tmp_path, norm):
     start = trained(tmp_path / "start")

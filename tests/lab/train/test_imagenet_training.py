@@ -21,7 +21,7 @@ from neural_similarity.nn import Diagonal, Dynamic, SphereNet
 
 NAME = "imagenet-cnn10-dynamic-dns"
 STEPS = 9
-"""48 images are six batches of eight."""
+"""One and a half epochs: 48 images are six batches of eight."""
 CHANGES = {"width": 0.05, "batch_size": 8, "log_every": 3, "checkpoint_every": 2, "workers": 2}
 CHANGES |= {"precision": "fp32", "threads": 1, "image_size": 32}
 CHANGES |= {"similarity": Dynamic(Diagonal(), predictor=SphereNet(hidden=4))}
