@@ -5,11 +5,9 @@
 Both need their environment (`uv sync`). Tables are printed from this checkout's records, and their
 numbers are compared: words may change. Training is a short quick start and a short few-shot run on
 one thread, by the command of each checkout; losses and weights must be equal bit for bit. Scores
-are not compared: they are in float32, and were in the precision of training until 0.3. It prints
-"equal", or what differs, losses by how much, and exits with 1.
+are not compared. It prints "equal", or what differs, losses by how much, and exits with 1.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -23,19 +21,13 @@ TABLES = ("1", "2", "3", "4", "5", "6", "8", "response", "ablations", "costs", "
 TABLES += ("shapes", "bounds", "rivals")
 TABLES += ("pretrained", "adapt-lite0", "adapt-flowers", "adapt-cifar")
 SHORT = ("--steps", "60", "--drops", "--threads", "1", "--seed", "0", "--device", "cpu")
-RUNS = {
-    "quick start": [("train",)],
-    "few-shot": [("train", "fewshot-quickstart"), ("fewshot", "train")],
-}
-"""Words of `nsim` in this checkout, and in older ones."""
+RUNS = {"quick start": ("train",), "few-shot": ("train", "fewshot-quickstart")}
+"""Words of `nsim`."""
 NUMBER = re.compile(r"[+\-−]?\d[\d,]*(?:\.\d+)?")
 SEPARATOR = "=== table ===\n"
 CLI = """
 import json, sys
-try:
-    from neural_similarity.lab import cli
-except ImportError:
-    from neural_similarity import cli
+from neural_similarity.lab import cli
 """
 NSIM = CLI + "sys.exit(cli.main(sys.argv[1:]))"
 PRINT = f"""{CLI}
@@ -79,8 +71,8 @@ def differing_trainings(other: Path) -> list[str]:
     for name, words in RUNS.items():
         with tempfile.TemporaryDirectory() as folder:
             mine, theirs = (Path(folder) / side for side in ("mine", "theirs"))
-            train_run(HERE, words, mine)
-            train_run(other, words, theirs)
+            for checkout, out in ((HERE, mine), (other, theirs)):
+                run_python(checkout, NSIM, *words, *SHORT, "--out", str(out))
             (ours, weights), (before, earlier) = training_outcome(mine), training_outcome(theirs)
             if (ours, weights) != (before, earlier):
                 apart = max(abs(a - b) / abs(b) for a, b in zip(ours, before, strict=True))
@@ -95,16 +87,6 @@ def training_outcome(run: Path) -> tuple[list[float], bytes]:
     content = weights.read_bytes()
     header = int.from_bytes(content[:8], "little")
     return [line["loss"] for line in lines if "loss" in line], content[8 + header :]
-
-
-def train_run(checkout: Path, commands: list[tuple[str, ...]], out: Path) -> None:
-    """Train by the first of the commands that a checkout knows."""
-    *newer, last = commands
-    for words in newer:
-        with contextlib.suppress(SystemExit):
-            run_python(checkout, NSIM, *words, *SHORT, "--out", str(out))
-            return
-    run_python(checkout, NSIM, *last, *SHORT, "--out", str(out))
 
 
 def run_python(checkout: Path, code: str, *arguments: str) -> str:
