@@ -64,10 +64,10 @@ STRUCTURES: dict[str, ns.nn.Structure] = {
 }
 """The structures whose pages have a picture of M."""
 DRAWN = """\
-Left, the M that turns a 3×3 kernel by 30°; right, what this structure reaches when it is fitted to
-it by gradient descent; both less the identity. A matrix has nine small maps, one for every tap of
-the kernel, at its place in the kernel: the taps of the patch that it looks at. Of a diagonal M nine
-entries are enough. [What M learned](../../notebooks/what-m-learned.md) has trained networks.
+Left: the M that rotates a 3×3 kernel by 30°. Right: this structure, fitted to it by gradient
+descent. Both are shown minus the identity. Each of the nine small maps belongs to the kernel tap at
+its place, and shows which taps of the patch this kernel tap is multiplied with. A diagonal M has
+one map. [What M learned](../../notebooks/what-m-learned.md) shows trained networks.
 """
 METHODS = {
     "neural_similarity.nn.layer.SimilarityLayer.fuse": "layer.fuse",
@@ -78,11 +78,13 @@ METHODS = {
 INDEX = """\
 # Python
 
-`import neural_similarity as ns` hands out these names. `nn.Conv2d` in a signature is torch's.
-
-| name | |
-|---|---|
+All names of `import neural_similarity as ns`, each with an example that runs. `nn.Conv2d` in a
+signature is torch's. Begin with [`ns.convert`](convert.md),
+[`ns.freeze_backbone`](freeze_backbone.md), [`ns.parameter_groups`](parameter_groups.md),
+[`ns.save_adapter`](save_adapter.md) and [`ns.fold`](fold.md).
 """
+KINDS = ("Layers and similarities", "Functions", "Modules")
+"""The headings of the sidebar and of the index."""
 
 
 def file_of(module: str) -> Path:
@@ -162,7 +164,7 @@ def kind_of(name: str, path: str) -> str:
 def write_navigation(found: dict[str, str]) -> None:
     """Write mkdocs.yml anew with all pages of the reference, so that they have a sidebar."""
     lines = ["      - Python:", "          - All names: reference/api/index.md"]
-    for kind in ("Layers and similarities", "Functions", "Modules"):
+    for kind in KINDS:
         names = [name for name, path in found.items() if kind_of(name, path) == kind]
         lines += [f"          - {kind}:"]
         lines += [f"              - {name}: reference/api/{name}.md" for name in names]
@@ -179,12 +181,24 @@ def reference_pages() -> dict[str, str]:
         for name, path in found.items()
     }
     for name in STRUCTURES:
-        picture = f"![A turn by 30°, and the nearest M of this structure]({name}.png){{.fit}}"
+        picture = f"![A rotation by 30°, and the nearest M of this structure]({name}.png){{.fit}}"
         pages[name] += f"## M\n\n{picture}\n\n{DRAWN}\n"
     for path, heading in METHODS.items():
         pages["Conv2d"] += f"\n::: {path}\n    options:\n      heading: {heading}\n"
-    rows = [f"| [`ns.{name}`]({name}.md) | {first_line(path)} |" for name, path in found.items()]
-    return {"index.md": INDEX + "\n".join(rows) + "\n"} | {f"{n}.md": p for n, p in pages.items()}
+    return {"index.md": index_page(found)} | {f"{n}.md": p for n, p in pages.items()}
+
+
+def index_page(found: dict[str, str]) -> str:
+    """The public names by kind, each with the first line of its docstring."""
+    parts = [INDEX]
+    for kind in KINDS:
+        rows = [
+            f"| [`ns.{name}`]({name}.md) | {first_line(path)} |"
+            for name, path in found.items()
+            if kind_of(name, path) == kind
+        ]
+        parts.append("\n".join((f"\n## {kind}\n", "| name | |", "|---|---|", *rows)) + "\n")
+    return "".join(parts)
 
 
 def reference_page(name: str, path: str, found: dict[str, str]) -> str:
@@ -197,7 +211,7 @@ def reference_page(name: str, path: str, found: dict[str, str]) -> str:
     members = public_names(path)
     links = [f"[`{m}`]({elsewhere[p]}.md)" for m, p in members.items() if p in elsewhere]
     if links:
-        parts.append(f"It also hands out {', '.join(links)}.\n")
+        parts.append(f"It also has {', '.join(links)}.\n")
     own = [p for p in members.values() if p not in elsewhere and not file_of(p).exists()]
     parts += [f"::: {p}\n" for p in own]
     return "\n".join(parts)
@@ -215,7 +229,7 @@ def write_reference() -> None:
 
 
 def draw_structure(structure: ns.nn.Structure) -> Figure:
-    """A turn by 30°, and the M of a structure that is fitted to it."""
+    """A rotation by 30°, and the M of a structure that is fitted to it."""
     torch.manual_seed(0)
     turn = ns.Conv2d(1, 1, 3, similarity=ns.Static(ns.Affine("angle")))
     torch.nn.init.constant_(turn.similarity.raw, 1 / 3)  # of a right angle
@@ -229,7 +243,7 @@ def draw_structure(structure: ns.nn.Structure) -> Figure:
     with torch.no_grad():
         fitted = layer.similarity.matrix()
     shown = fitted if fitted.dim() == 1 else _nine_by_nine(fitted)
-    drawn = {"turn by 30°": target, type(structure).__name__: shown}
+    drawn = {"rotation by 30°": target, type(structure).__name__: shown}
     return plot_matrices(drawn, kernels=dict.fromkeys(drawn, (3, 3)))
 
 

@@ -82,7 +82,8 @@ def parameter_groups(
         momentum: β, for the rate.
 
     Returns:
-        Groups for an optimiser: kernels, what does not decay, and similarities.
+        Groups for an optimiser, each with its "name" from above, "params" and "weight_decay"; with
+        `logits` also "lr" and "momentum".
 
     Raises:
         ValueError: a decay is negative, the momentum not in [0, 1), or nothing trains, or `logits`
