@@ -84,10 +84,10 @@ def draw_kernels(_: Theme) -> Figure:
     cut[8] = 0
     cases = {
         "M = I": torch.eye(9),
-        "quarter turn": matrix_of(ns.Affine("angle"), 1.0),
-        "30°": matrix_of(ns.Affine("angle"), 1 / 3),
+        "rotate 90°": matrix_of(ns.Affine("angle"), 1.0),
+        "rotate 30°": matrix_of(ns.Affine("angle"), 1 / 3),
         "shift": matrix_of(ns.Affine("shift"), 0.0, 1.0),
-        "tap cut off": torch.diag(cut),
+        "one tap off": torch.diag(cut),
     }
     figure = Figure(figsize=(7, 3.2))
     panels = figure.subplots(2, len(cases))
@@ -143,7 +143,7 @@ def draw_accuracy(theme: Theme) -> Figure:
 
 
 def draw_changes(theme: Theme) -> Figure:
-    """Every change: M, full fine-tuning, all other methods that train, and the image undone."""
+    """Every change: M, full fine-tuning, all other methods that train, and the image corrected."""
     figure, panel = make_panel(6.6, 5.2)
     cells = sorted(answers.changed_cells(), key=lambda cell: answers.accuracies(cell)[answers.OURS])
     for y, cell in enumerate(cells):
@@ -166,7 +166,8 @@ def draw_changes(theme: Theme) -> Figure:
         panel.plot([], [], marker, color=colour, label=name)
     panel.plot([], [], "o", markerfacecolor="none", markeredgecolor=theme.text, label="not adapted")
     panel.plot([], [], ":", color=theme.text, label="image corrected, change known")
-    panel.set_yticks(range(len(cells)), [cell.cell.label.partition(",")[0] for cell in cells])
+    labels = [cell.cell.label.partition(",")[0].replace("turned", "rotated") for cell in cells]
+    panel.set_yticks(range(len(cells)), labels)
     panel.set_xlabel("accuracy on changed CIFAR-10, %, 10 labels per class")
     panel.grid(visible=True, axis="x")
     figure.legend(loc="outside lower center", ncols=2, fontsize=10)
@@ -269,12 +270,12 @@ def draw_decision(theme: Theme) -> Figure:
     """Which similarity: the decision tree."""
     boxes: dict[str, Box] = {
         "known": ("Is the change of the images\nknown (angle, zoom, flip)?", 30, 92),
-        "correct": ("correct the images;\nquarter turns: Affine", 78, 92),
+        "correct": ("correct the images;\nright angles: Affine", 78, 92),
         "pretrained": ("Is the network pretrained\nand the data small?", 30, 71),
         "static": ("static-full; compare with\nbatch norm and full tuning", 80, 71),
         "cost": ("Must inference cost\nthe same?", 30, 50),
         "free": ("static-full:\nfree, expect little", 80, 50),
-        "read": ("Must M be read or\nrestricted?", 30, 29),
+        "read": ("Must M be interpreted\nor constrained?", 30, 29),
         "structures": ("Symmetric, Sparse,\nMasked, LowRank", 80, 29),
         "research": ("dynamic-diagonal, compared with\na wider network of the same time", 30, 8),
     }
