@@ -144,6 +144,14 @@ def test_networks_of_other_outputs(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+def test_a_network_that_deblurs_adapts_to_another_blur(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run("docs/how-to/restoration.md")
+    assert names["after"] > names["before"] + 4
+    assert names["psnr"](names["turned"](names["x"]), names["test"]) > 20
+
+
+@pytest.mark.long
 def test_a_loop_on_a_gpu():
     names = run(GPU, slice(1))
     gains = [layer.similarity.gain for layer in names["network"].modules() if is_dynamic(layer)]

@@ -17,6 +17,7 @@ def network():
     return ns.convert(network, "static-diagonal")
 
 
+WEIGHTS = {f"{i}.{n}" for i in ("fc", "body.0", "body.1", "body.3") for n in ("weight", "bias")}
 M = {"body.0.similarity.raw", "body.3.similarity.raw"}
 
 
@@ -32,8 +33,13 @@ M = {"body.0.similarity.raw", "body.3.similarity.raw"}
         ("body.[13]", {f"body.{i}.{name}" for i in (1, 3) for name in ("weight", "bias")}),
         (
             "*",
-            {f"{i}.{n}" for i in ("fc", "body.0", "body.1", "body.3") for n in ("weight", "bias")},
+            WEIGHTS,
         ),
+        ("M", set()),
+        ("head", {"fc.weight", "fc.bias"}),
+        ("M+head+norm", {"fc.weight", "fc.bias", "body.1.weight", "body.1.bias"}),
+        ("bias", {f"{i}.bias" for i in ("fc", "body.0", "body.1", "body.3")}),
+        ("M+all", WEIGHTS),
     ],
     ids=[
         "nothing",
@@ -44,6 +50,7 @@ M = {"body.0.similarity.raw", "body.3.similarity.raw"}
         "glob",
         "class of names",
         "all",
+        *["word"] * 5,
     ],
 )
 def test_similarities_and_what_is_named_train(network, train, extra, caplog):
@@ -71,10 +78,28 @@ def test_modules_may_be_named_by_themselves(network):
     assert moved == M | {"fc.weight", "fc.bias", "body.1.weight", "body.1.bias"}
 
 
-@pytest.mark.parametrize("nothing", ["head", "fc.weights", "*.gamma", "flat", ["fc", "b"], 3])
+@pytest.mark.parametrize(
+    "nothing", ["M+hed", "M+", "fc.weights", "*.gamma", "flat", ["fc", "b"], 3]
+)
 def test_names_of_nothing_are_refused(network, nothing):
     with pytest.raises(ValueError, match="`train` must"):
         ns.freeze_backbone(network, train=nothing)
     with pytest.raises(ValueError, match="got Linear"):
         ns.freeze_backbone(network, train=nn.Linear(2, 2))
     assert all(p.requires_grad for p in network.parameters())
+
+
+def test_a_word_that_is_a_name_in_the_network_is_that_name():
+    network = nn.Sequential()
+    for name in ("one", "norm"):
+        network.add_module(name, nn.LayerNorm(4))
+    for train, expected in (("norm", {"norm"}), ("norm+head", {"one", "norm"})):
+        ns.freeze_backbone(network, train=train)
+        trained = {n.partition(".")[0] for n, p in network.named_parameters() if p.requires_grad}
+        assert trained == expected
+
+
+@pytest.mark.parametrize(("train", "message"), [("M+head", "`model` must have"), ("norm", "gains")])
+def test_words_without_what_they_name_are_refused(train, message):
+    with pytest.raises(ValueError, match=message):
+        ns.freeze_backbone(nn.Sequential(nn.Linear(2, 2)), train=train)

@@ -278,18 +278,107 @@ def test_modules_to_save_have_statistics_of_their_own(backbone, x, tmp_path):
     assert torch.equal(model(x), y)
 
 
-@pytest.mark.parametrize("parts", [["7"], ["1"], ["1", "7"]], ids=["head", "norm", "both"])
-def test_modules_to_save_train_what_freezing_names(backbone, parts):
-    model = wrapped(backbone, modules_to_save=parts)
-    frozen = ns.freeze_backbone(ns.convert(backbone, "static-full"), train=parts)
-    trained = [sorted(p.shape for p in m.parameters() if p.requires_grad) for m in (model, frozen)]
+WORDS = pytest.mark.parametrize("train", ["M+head", "M+norm", "M+head+norm", "M+bias", "M+all"])
+
+
+@WORDS
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+def test_words_train_what_freezing_trains_and_all_is_saved(
+    backbone, x, train, similarity, tmp_path
+):
+    """Merged, a kernel with its M is one, of the layer that it was."""
+    converted = ns.freeze_backbone(ns.convert(backbone, similarity), train=train)
+    model, y = wrapped(backbone, similarity, train=train), backbone(x)
+    assert (model(x) - y).abs().max() < 1e-6
+    trained = [
+        sorted(p.shape for p in m.parameters() if p.requires_grad) for m in (model, converted)
+    ]
     assert trained[0] == trained[1]
+    z = perturbed(model)(x)
+    model.save_pretrained(str(tmp_path))
+    again = peft.PeftModel.from_pretrained(deepcopy(backbone), str(tmp_path)).eval()
+    file = ns.peft.export_adapter(model, tmp_path / "a")
+    assert torch.equal(again(x), z)
+    assert torch.equal(ns.load_adapter(backbone, file)(x), z)
+    if train != "M+bias":  # PEFT trains biases in the backbone, and an adapter holds none.
+        assert torch.equal(ns.peft.import_adapter(deepcopy(backbone), file).eval()(x), z)
+        with model.disable_adapter():
+            assert torch.equal(model(x), y)
+    if similarity == "static-full":
+        model.merge_adapter()
+        assert torch.equal(model(x), z)
+        model.unmerge_adapter()
+        plain = model.merge_and_unload()
+        assert torch.equal(plain(x), z)
+        assert plain.state_dict().keys() == backbone.state_dict().keys()
+
+
+def test_adapters_that_train_all_switch_and_add_their_changes(backbone, x):
+    model = wrapped(backbone[:1], train="M+all")
+    model.add_adapter("other", config("static-diagonal", train="M+all", target_modules=["0"]))
+    outputs = []
+    for name in ("default", "other"):
+        model.set_adapter(name)
+        outputs.append(perturbed(model)(x))
+    assert not any(p.requires_grad for n, p in model.named_parameters() if ".default." in n)
+    model.base_model.set_adapter(["default", "other"])
+    both, y = model(x), backbone[:1](x)
+    torch.testing.assert_close(both - y, sum(outputs) - 2 * y)
+    model.merge_adapter()
+    torch.testing.assert_close(model(x), both)
+    model.unmerge_adapter()
+    with model.disable_adapter():
+        assert torch.equal(model(x), y)
+
+
+def test_a_head_with_an_m_trains_whole(backbone, x):
+    model = wrapped(backbone[:1], train="M+head")
+    parts = {n.split(".")[3] for n, p in model.named_parameters() if p.requires_grad}
+    assert parts == {"nsl_similarity", "nsl_layer"}
+    y = perturbed(model)(x)
+    assert torch.equal(model.merge_and_unload()(x), y)
+
+
+class Around(nn.Sequential):
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.gain = nn.Parameter(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "message"),
+    [
+        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "head"}, "`train` must name M"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+hed"}, "`train` must join M, all"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+norm"}, "without gains"),
+        (Around(nn.Conv2d(2, 2, 3)), {"train": "M+all"}, r"around layers with M, got .* \{''\}"),
+    ],
+)
+def test_words_that_peft_cannot_hold_are_refused(network, options, message):
+    with pytest.raises(ValueError, match=message):
+        wrapped(network, **options)
+
+
+def test_a_head_in_which_another_adapter_has_m_is_refused():
+    network = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))
+    model = wrapped(network, target_modules="1")
+    with pytest.raises(ValueError, match=r"other adapters alone have M, got \{'1'\}"):
+        model.add_adapter("other", config(target_modules="0", train="M+head"))
+
+
+def test_words_name_exactly_their_layers():
+    """PEFT takes "1" for the end of "layer.11", and for a part of its path."""
+    inner = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 2, 3))
+    model = perturbed(wrapped(nn.Sequential(inner, nn.Conv2d(2, 2, 1)), train="M+head"))
+    trained = {name.split("model.")[-1] for name, p in model.named_parameters() if p.requires_grad}
+    head = {f"1.modules_to_save.default.{name}" for name in ("weight", "bias")}
+    assert trained == head | {"0.1.nsl_similarity.default.raw"}
 
 
 def test_files_that_peft_cannot_hold_are_refused(backbone, tmp_path):
     similar = ns.convert(backbone, "static-full", "0")
     trained = ns.freeze_backbone(similar, train="0.bias")
-    with pytest.raises(ValueError, match=r"else modules without one, got .* \['0'\]"):
+    with pytest.raises(ValueError, match=r"without one, or all, got .* \['0'\]"):
         ns.peft.import_adapter(backbone, ns.save_adapter(trained, tmp_path / "a"))
     both = ns.convert(similar, "static-diagonal", "4")
     with pytest.raises(ValueError, match="must hold one similarity"):
@@ -425,7 +514,7 @@ def test_one_layer_in_two_places_has_one_m(tmp_path):
         (
             {"bias": "all"},
             (["default", "b"], [1.0, 1.0], "sum"),
-            "no `modules_to_save` and no bias",
+            "no `modules_to_save`, kernels or bias",
         ),
     ],
 )

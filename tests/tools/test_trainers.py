@@ -180,10 +180,10 @@ def test_lightning_averages_a_frozen_network(backbone, x, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("with_m", [True, False])
-def test_lightning_trains_parts_first_then_all(backbone, with_m):
+@pytest.mark.parametrize("train", ["M+head", "M+norm+head", "head", "6"])
+def test_lightning_trains_parts_first_then_all(backbone, train):
     lightning = pytest.importorskip("lightning")
-    names, kernels = {"lightning": lightning, "ns": ns}, []
+    names, kernels, with_m = {"lightning": lightning, "ns": ns}, [], "M" in train
     exec(shown("class PartsThenAll"), names)
     module = adapted(ns.convert(backbone, "static-full") if with_m else deepcopy(backbone))
 
@@ -191,7 +191,7 @@ def test_lightning_trains_parts_first_then_all(backbone, with_m):
         def on_train_epoch_end(self, *_):
             kernels.append(module.model[0].weight.detach().clone())
 
-    fit(module, 3, names["PartsThenAll"]("6", 2), Noted())
+    fit(module, 3, names["PartsThenAll"](train, 2), Noted())
     assert all(torch.equal(kernel, backbone[0].weight) for kernel in kernels[:2])
     assert not torch.equal(kernels[2], backbone[0].weight)
     assert not torch.equal(module.model[6].weight, backbone[6].weight)

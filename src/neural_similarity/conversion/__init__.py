@@ -7,6 +7,8 @@ from neural_similarity.conversion.adapter_switching import Adapters as Adapters
 from neural_similarity.conversion.adapter_switching import adapters as adapters
 from neural_similarity.conversion.adapter_switching import load_adapter as load_adapter
 from neural_similarity.conversion.freezing import freeze_backbone as freeze_backbone
+from neural_similarity.conversion.freezing import head_name as head_name
+from neural_similarity.conversion.freezing import parts_of_word as parts_of_word
 from neural_similarity.conversion.freezing import similarities_of as similarities_of
 from neural_similarity.conversion.freezing import unfreeze_backbone as unfreeze_backbone
 from neural_similarity.conversion.planning import plan as plan

@@ -1,7 +1,7 @@
 """Freezing all of a network but its similarities."""
 
 import logging
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
@@ -14,13 +14,17 @@ from neural_similarity.conversion.backbone_state import (
     mark_trained,
     mark_unfrozen,
 )
-from neural_similarity.conversion.where import Parts, plain_modules, select_tensors
+from neural_similarity.conversion.where import Parts, plain_modules, plain_state, select_tensors
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
 from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module
 
 AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
 NormMode = Literal["eval", "train"]
+WORDS = "M", "all", "head", "norm", "bias"
+"""What trains, in words: similarities, every weight, the last layer, gains and shifts of
+normalisation, biases."""
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 log = logging.getLogger(__name__)
 _MOVED = (
     "%d tensors have changed since ns.convert or ns.freeze_backbone saw them, and are the backbone "
@@ -45,25 +49,28 @@ def freeze_backbone(
             the backbone computes the same function; "train" lets it follow the mode, and
             `save_adapter` writes the statistics. The vectors of a spectral norm stay in either
             case where its kernel is frozen, and are written where that trains.
-        train: What else trains: names or globs of modules and parameters ("fc", "*.bn?"), or
-            modules; () for nothing else.
+        train: What else trains: words joined by + ("M+head", "M+norm+bias", "M+all"), where head is
+            the last layer; or names or globs of modules and parameters ("fc", "*.bn?"), or modules;
+            () for nothing else. A single word that is a name in the network is that name.
 
     Returns:
         `model` itself.
 
     Raises:
-        ValueError: the network has no similarity and `train` is None, or `train` names what has no
-            parameter there, or `norm` is unknown.
+        ValueError: the network has no similarity and `train` is None or names M, or `train` names
+            what has no parameter there, or `norm` is unknown.
     """
     if norm not in get_args(NormMode):
         raise ValueError(f'`norm` must be "eval" or "train", got {norm!r}')
     check_module(model)
     similarities = similarities_of(model)
-    if not similarities and train is None:
+    words = _words_of(model, train)
+    if not similarities and (train is None or "M" in words):
         raise ValueError(
             "`model` must have similarities to train, got a network without any; convert it first"
         )
-    trained = select_tensors(model, () if train is None else train, "train", nn.Parameter)
+    parts = [part for word in words for part in parts_of_word(model, word)] if words else train
+    trained = select_tensors(model, () if parts is None else parts, "train", nn.Parameter)
     remove_norm_hooks(model)
     model.requires_grad_(False)
     for part in (*similarities, *trained.values()):
@@ -80,7 +87,7 @@ def freeze_backbone(
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in model.parameters())
     log.info("%s of %s parameters train", f"{count:,}", f"{whole:,}")
-    if train is None and (last := _last_layer(model, inside)):
+    if train is None and (last := head_name(model)):
         log.warning("%r is frozen, too; train=%r trains it", last, last)
     return model
 
@@ -116,11 +123,46 @@ def _statistics(modules: Iterable[nn.Module]) -> list[Tensor]:
     return [t for m in modules for name in named if (t := getattr(m, name, None)) is not None]
 
 
-def _last_layer(model: nn.Module, similarities: Container[nn.Module]) -> str:
-    """The name of the last layer with parameters outside of `similarities`, "" without any."""
-    modules = [(name, m) for name, m in plain_modules(model).items() if m not in similarities]
-    names = [name for name, m in modules if next(m.parameters(recurse=False), None) is not None]
-    return names[-1] if names else ""
+def _words_of(model: nn.Module, train: Parts | None) -> list[str]:
+    """The words in `train`; none where it is names of parts, or modules."""
+    if not isinstance(train, str) or not ("+" in train or train in WORDS):
+        return []
+    is_name = train in {*plain_modules(model), *plain_state(model)}
+    return [] if is_name else check_words(train.split("+"))
+
+
+def check_words(words: list[str]) -> list[str]:
+    """`words`, each of them one of `WORDS`."""
+    if not set(words) <= set(WORDS):
+        raise ValueError(f"`train` must join {', '.join(WORDS)} by +, got {'+'.join(words)!r}")
+    return words
+
+
+def parts_of_word(model: nn.Module, word: str) -> list[str]:
+    """Names and globs of what a word names in a network, besides similarities."""
+    globs = {"M": [], "all": ["*"], "bias": ["*.bias"]}
+    return globs[word] if word in globs else layers_of_word(layers_outside(model), word)
+
+
+def layers_of_word(layers: Mapping[str, nn.Module], word: str) -> list[str]:
+    """Those of the layers of a network that "all", "head" or "norm" names."""
+    learning = [n for n, m in layers.items() if next(m.parameters(recurse=False), None) is not None]
+    if word in ("all", "head"):
+        return learning if word == "all" else learning[-1:]
+    if not (norms := [name for name in learning if isinstance(layers[name], _NORMS)]):
+        raise ValueError("`train` must not name norm for a network without gains and shifts")
+    return norms
+
+
+def layers_outside(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a network, by their plain names, without those of similarities."""
+    inside = {part for similarity in similarities_of(model) for part in similarity.modules()}
+    return {name: m for name, m in plain_modules(model).items() if m not in inside}
+
+
+def head_name(model: nn.Module) -> str:
+    """The name of a network's last layer with parameters, such as a classifier; "" without any."""
+    return next(iter(layers_of_word(layers_outside(model), "head")), "")
 
 
 def unfreeze_backbone(model: AnyNetwork) -> AnyNetwork:

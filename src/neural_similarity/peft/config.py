@@ -7,6 +7,7 @@ from typing import Any, cast
 from peft import PeftConfig
 from peft.utils.peft_types import PeftType
 
+from neural_similarity.conversion.freezing import check_words
 from neural_similarity.conversion.planning import identity_start
 from neural_similarity.files import read_text, write_text
 from neural_similarity.nn import Similarity, format_similarity
@@ -51,17 +52,21 @@ class NslConfig(PeftConfig):
             `ns.convert` converts, or for a further adapter the layers that have one.
         similarity: A name or spec that starts at the identity, see `ns.convert`, made of the
             library's own parts. It is kept as its complete text.
+        train: What trains with M, in the words of `ns.freeze_backbone`: "M+head", "M+norm",
+            "M+bias", "M+all". The layers are copied for the adapter, as those of `modules_to_save`
+            are, but by exact names, and with M; merging folds it into the copy's kernel.
         exclude_modules: What `target_modules` names too much, in the same form.
         modules_to_save: Names of modules that train and are saved whole, such as a new head.
         bias: "none", "all" or "nsl_only": biases that train, too.
         init_weights: False starts M at random, for tests.
 
     Raises:
-        ValueError: `similarity` is not such a similarity.
+        ValueError: `similarity` is not such a similarity, or `train` has other words or not M.
     """
 
     target_modules: list[str] | set[str] | str | None = None
     similarity: Similarity | str = "static-full"
+    train: str = "M"
     exclude_modules: list[str] | set[str] | str | None = None
     modules_to_save: list[str] | None = None
     bias: str = "none"
@@ -74,6 +79,22 @@ class NslConfig(PeftConfig):
             if isinstance(names := getattr(self, name), list):
                 setattr(self, name, set(names))
         self.similarity = format_similarity(self.spec, complete=True)
+        if "M" not in check_words(self.words):
+            raise ValueError(f"`train` must name M, got {self.train!r}")
+        if "bias" in self.words and self.bias == "none":
+            self.bias = "all"
+        # No field, so that it is not saved: the tuner finds the layers that `train` names.
+        self.trained: set[str] = set()
+
+    @property
+    def words(self) -> list[str]:
+        """The words of `train`."""
+        return self.train.split("+")
+
+    @property
+    def trains_more(self) -> bool:
+        """Whether anything but M trains."""
+        return bool(self.modules_to_save or self.trained or self.bias != "none")
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
         """As PEFT's; the card of the network, beside or above, then says how to load it."""

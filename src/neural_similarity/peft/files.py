@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from neural_similarity.conversion import freeze_backbone, save_adapter
 from neural_similarity.conversion.adapter_file import Adapter, adapter_of
 from neural_similarity.conversion.adapter_saving import File
+from neural_similarity.conversion.freezing import layers_of_word
 from neural_similarity.conversion.surgery import whole_or_nothing
 from neural_similarity.conversion.where import (
     plain_modules,
@@ -24,7 +25,7 @@ from neural_similarity.conversion.where import (
 from neural_similarity.nn import StaticSimilarity, format_similarity
 from neural_similarity.nn.layer import become_ours
 from neural_similarity.peft.config import NSL, NslConfig
-from neural_similarity.peft.tuner import exact_pattern, nsl_layers
+from neural_similarity.peft.layer import exact_pattern, nsl_layers
 
 
 def export_adapter(model: nn.Module, path: File) -> Path:
@@ -69,7 +70,11 @@ def _export(model: PeftModel, path: File) -> Path:
         for name, part in core.named_modules()
         if isinstance(part, ModulesToSaveWrapper) and active[0] in part.modules_to_save
     ]
+    trained = {n: x.nsl_layer[active[0]] for n, x in layers.items() if active[0] in x.nsl_layer}
     plain = cast(nn.Module, copied.unload())
+    for name, layer in trained.items():
+        plain.get_submodule(name).load_state_dict(layer.state_dict())
+        saved += [f"{plain_name(name)}.{key}" for key in layer.state_dict()]
     kinds = {cast(NslConfig, config).bias for config in model.peft_config.values()}
     saved += _trained_biases(plain, {plain_name(name) for name in layers}, kinds)
     for name, similarity in similarities.items():
@@ -109,8 +114,9 @@ def import_adapter(backbone: nn.Module, path: File, adapter_name: str = "default
         modules = cast(dict[str, Any], plain_modules(backbone, remove_duplicate=False))
         for name, part in adapter.similarities.items():
             modules[name].nsl_similarity[adapter_name].load_state_dict(part.state_dict())
-        for owner in config.modules_to_save or ():
-            _copy_into(modules[owner].modules_to_save[adapter_name], owner, adapter.values)
+        for name in {*config.trained, *(config.modules_to_save or ())}:
+            part = "nsl_layer" if name in adapter.similarities else "modules_to_save"
+            _copy_into(modules[name].get_submodule(part)[adapter_name], name, adapter.values)
     return model
 
 
@@ -120,13 +126,15 @@ def _config_for(backbone: nn.Module, adapter: Adapter, path: File) -> NslConfig:
         format_similarity(cast(StaticSimilarity, part).spec, complete=True)
         for part in adapter.similarities.values()
     }
+    state = plain_state(backbone)
     owners = {key.rpartition(".")[0] for key in adapter.values}
-    if len(texts) != 1 or owners & {"", *adapter.similarities}:
+    train = _trained_words(backbone, adapter, owners)
+    if len(texts) != 1 or "" in owners or train is None:
         raise ValueError(
-            f"{path} must hold one similarity, and else modules without one, got "
+            f"{path} must hold one similarity, and else modules without one, or all, got "
             f"{', '.join(texts)} and {sorted(owners)}"
         )
-    state = plain_state(backbone)
+    owners -= adapter.similarities.keys()
     resized = [key for key, value in adapter.values.items() if value.shape != state[key].shape]
     if resized:
         raise ValueError(
@@ -135,7 +143,7 @@ def _config_for(backbone: nn.Module, adapter: Adapter, path: File) -> NslConfig:
         )
     owners = {owner for owner in owners if not owner.startswith(tuple(f"{o}." for o in owners))}
     config = NslConfig(
-        target_modules=exact_pattern(adapter.similarities), similarity=texts.pop(),
+        target_modules=exact_pattern(adapter.similarities), similarity=texts.pop(), train=train,
         modules_to_save=sorted(owners) or None,
     )  # fmt: skip
     names = [name for name, _ in backbone.named_modules(remove_duplicate=False)]
@@ -149,6 +157,19 @@ def _config_for(backbone: nn.Module, adapter: Adapter, path: File) -> NslConfig:
             f"{sorted(owners)}: by these PEFT {problems}"
         )
     return config
+
+
+def _trained_words(backbone: nn.Module, adapter: Adapter, owners: set[str]) -> str | None:
+    """`train` of an adapter that has the kernels of these layers; None where no word names them."""
+    layers, similar = plain_modules(backbone), adapter.similarities.keys()
+    if not owners & similar:
+        return "M"
+    for word in ("head", "all"):
+        named = similar & layers_of_word(layers, word)
+        keys = {f"{name}.{key}" for name in named for key in layers[name].state_dict()}
+        if named == owners & similar and keys <= adapter.values.keys():
+            return f"M+{word}"
+    return None
 
 
 @torch.no_grad()

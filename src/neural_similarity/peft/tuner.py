@@ -1,8 +1,7 @@
 """PEFT's tuner of similarities."""
 
 import logging
-import re
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
@@ -16,7 +15,11 @@ from peft.utils.integrations import skip_init_on_device
 from torch import nn
 
 from neural_similarity.conversion.adapter_file import check_finite
-from neural_similarity.conversion.freezing import hold_statistics, remove_norm_hooks
+from neural_similarity.conversion.freezing import (
+    hold_statistics,
+    layers_of_word,
+    remove_norm_hooks,
+)
 from neural_similarity.conversion.planning import check_plan, make_plan
 from neural_similarity.conversion.surgery import whole_or_nothing
 from neural_similarity.conversion.where import CHECKPOINTED, COMPILED, is_wrapper, plain_name
@@ -24,7 +27,13 @@ from neural_similarity.nn import Similarity, StaticSimilarity, sharing
 from neural_similarity.nn.layer import LAYER_CLASSES, has_similarity
 from neural_similarity.nn.own_forward import computes_kernel
 from neural_similarity.peft.config import NSL, NslConfig
-from neural_similarity.peft.layer import NslLayer
+from neural_similarity.peft.layer import (
+    NslLayer,
+    exact_pattern,
+    is_linear,
+    nsl_layers,
+    plain_layers,
+)
 
 log = logging.getLogger(__name__)
 _COMPUTED = "computes its kernel, so that nothing can be merged; ns.convert takes it"
@@ -58,10 +67,13 @@ class NslModel(BaseTuner):
     tuner_layer_cls = NslLayer
     target_module_mapping = {}  # noqa: RUF012
 
-    def inject_adapter(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def inject_adapter(
+        self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any
+    ) -> None:
         """Wrap the targets of an adapter, all or none."""
         with whole_or_nothing(model), sharing():
-            super().inject_adapter(model, *args, **kwargs)
+            super().inject_adapter(model, adapter_name, *args, **kwargs)
+            self._copy_trained(adapter_name)
             _hold_backbone(model)
 
     @contextmanager
@@ -115,8 +127,8 @@ class NslModel(BaseTuner):
         Raises:
             ValueError: a name is unknown or taken; the numbers of names and weights differ; the
                 similarities differ, or M is not linear in what is learned; a weight is not finite;
-                or an adapter has modules or biases of its own (`modules_to_save`, `bias`), which
-                have no such sum.
+                or an adapter has modules, kernels or biases of its own (`modules_to_save`, `train`,
+                `bias`), which have no such sum.
         """
         self._check_sum(adapters, weights, adapter_name)
         layers = nsl_layers(self.model).items()
@@ -145,11 +157,11 @@ class NslModel(BaseTuner):
             f"`adapter_name` must be new and have no dot, got {name!r}": (
                 name not in self.peft_config and "." not in name
             ),
-            "`adapters` must have no `modules_to_save` and no biases, which have no sum": (
-                not any(config.modules_to_save or config.bias != "none" for config in configs)
+            "`adapters` must have no `modules_to_save`, kernels or biases, which have no sum": (
+                not any(config.trains_more for config in configs)
             ),
             "`adapters` must have one static similarity, linear in what it learns, got "
-            f"{', '.join(sorted(texts))}": len(texts) == 1 and all(map(_is_linear, parts)),
+            f"{', '.join(sorted(texts))}": len(texts) == 1 and all(map(is_linear, parts)),
         })  # fmt: skip
 
     @skip_init_on_device
@@ -158,7 +170,41 @@ class NslModel(BaseTuner):
         if peft_config.target_modules is None:
             names = self.targeted_module_names or self._default_targets(peft_config.spec)
             peft_config.target_modules = exact_pattern(names)
+        self._name_trained(peft_config)
         return peft_config
+
+    def _name_trained(self, config: Any) -> None:
+        """Find the layers that the words of `train` name; what is copied whole has no M inside."""
+        layers, names = plain_layers(self.model), set[str]()
+        for word in {*config.words} & {"head", "norm", "all"}:
+            names.update(layers_of_word(layers, word))
+        targets = {name for name in layers if self._check_target_module_exists(config, name)}
+        starts = {name: f"{name}.".removeprefix(".") for name in names}
+        around = {n for n, start in starts.items() for t in targets - {n} if t.startswith(start)}
+        others = names & {plain_name(name) for name in nsl_layers(self.model)} - targets
+        _require({
+            f"`train` must not name parameters around layers with M, got those of {around}; "
+            "ns.freeze_backbone trains them": not around,
+            f"`train` must not name layers in which other adapters alone have M, got {others}": (
+                not others
+            ),
+        })  # fmt: skip
+        config.trained = names
+
+    def _copy_trained(self, adapter_name: str) -> None:
+        """Copy the layers without M that train for an adapter, as PEFT does by ends of names."""
+        config, active = self.peft_config[adapter_name], adapter_name in self.active_adapters
+        parts = {plain_name(name): part for name, part in self.model.named_modules()}
+        for part in [parts[name] for name in cast(NslConfig, config).trained]:
+            if isinstance(part, NslLayer):
+                continue
+            if isinstance(part, ModulesToSaveWrapper):
+                part.update(adapter_name)
+            else:
+                part, plain = ModulesToSaveWrapper(part, adapter_name), part
+                self._replace_module(self.model, "", part, plain)
+            if active:
+                part.set_adapter(adapter_name, inference_mode=bool(config.inference_mode))
 
     def _default_targets(self, spec: Similarity) -> list[str]:
         """What `ns.convert` converts, except layers that compute their kernel."""
@@ -254,24 +300,16 @@ class NslModel(BaseTuner):
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
         """As PEFT's, also for the tensors of predictors, which lie deeper, and without wrappers."""
         key = plain_name(key)
-        layer, own, rest = key.rpartition(f".nsl_similarity.{adapter_name}.")
-        plain = f"{layer}.nsl_similarity.{rest}"
-        return plain if own else super()._remove_adapter_name_from_key(key, adapter_name)
+        for part in NslLayer.adapter_layer_names:
+            layer, own, rest = key.rpartition(f".{part}.{adapter_name}.")
+            if own:
+                return f"{layer}.{part}.{rest}"
+        return super()._remove_adapter_name_from_key(key, adapter_name)
 
 
 def _require(conditions: Mapping[str, bool]) -> None:
     for message in (message for message, holds in conditions.items() if not holds):
         raise ValueError(message)
-
-
-def nsl_layers(model: nn.Module) -> dict[str, NslLayer]:
-    """The layers of a network that have adapters, by their names."""
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, NslLayer)}
-
-
-def exact_pattern(names: Collection[str] | Mapping[str, Any]) -> str:
-    """The regular expression of exactly these names; PEFT reads names in a list as ends."""
-    return "|".join(re.escape(plain_name(name)) for name in names)
 
 
 @skip_init_on_device
@@ -301,19 +339,6 @@ def _hold_backbone(model: nn.Module) -> None:
     hold_statistics(
         [part for name, part in model.named_modules() if _ADAPTERS_OWN.isdisjoint(name.split("."))]
     )
-
-
-def _is_linear(similarity: nn.Module) -> bool:
-    """Whether M − I is linear in the change of what is learned, tried at random points."""
-    if not isinstance(similarity, StaticSimilarity):
-        return False
-    with torch.device("cpu"):
-        structure = similarity.spec.structure.build(similarity.geometry).double()
-        start = structure.initial().double()
-        generator = torch.Generator().manual_seed(0)
-        a, b = torch.randn(2, len(start), dtype=start.dtype, generator=generator)
-        m = structure(torch.stack([start, start + a, start + b, start + 2 * a - 3 * b]))
-    return torch.allclose(m[3] - m[0], 2 * (m[1] - m[0]) - 3 * (m[2] - m[0]))
 
 
 register_peft_method(

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.conversion import plan
-from neural_similarity.lab.tasks.backbone import head_name
+from neural_similarity.conversion import head_name, plan
 from neural_similarity.lab.tasks.baselines import with_baseline
 from neural_similarity.lab.tasks.tuned import TunedConv2d
 from neural_similarity.nn import Full, Static

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.conversion import fold, freeze_backbone, similarities_of
+from neural_similarity.conversion import fold, freeze_backbone, head_name, similarities_of
 from neural_similarity.files import open_file
 from neural_similarity.lab.data import Dataset, ImageSet, load_dataset
 from neural_similarity.lab.data.images import digest_of, split_off
@@ -18,7 +18,6 @@ from neural_similarity.lab.tasks.adaptation import (
     AdaptationTask,
     adapt_network,
 )
-from neural_similarity.lab.tasks.backbone import head_name
 from neural_similarity.lab.tasks.own_rate import find_rate
 from neural_similarity.lab.train import Run, evaluate_model, pack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState, state_digest

@@ -21,6 +21,7 @@ from torch import nn
 
 import neural_similarity as ns
 from neural_similarity import visualize
+from neural_similarity.conversion import head_name
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.data import Dataset
@@ -28,7 +29,6 @@ from neural_similarity.lab.tasks import adaptation, backbone
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapt_network
 from neural_similarity.lab.tasks.backbone import Backbone
 from neural_similarity.lab.tasks.baselines import merge_baselines
-from neural_similarity.lab.tasks.classifiers import head_name
 from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed, fitting
 from neural_similarity.lab.train.checkpoint import newest_checkpoint, restore_state
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json

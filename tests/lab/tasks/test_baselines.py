@@ -86,6 +86,22 @@ def test_merged_outputs_are_those_of_the_baseline(baseline):
     assert ns.macs(alone, (3, 32, 32)) == ns.macs(plain, (3, 32, 32))
 
 
+@pytest.mark.parametrize("baseline", [name for name in KERNELS if name != "lora"])
+def test_m_acts_on_the_kernel_of_a_baseline_and_one_kernel_is_left(baseline):
+    plain = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
+    recipe = AdaptationRecipe(baseline=baseline, train="M+baseline")
+    network, x = adapt_network(deepcopy(plain), recipe).eval(), torch.randn(2, 8, 7, 7)
+    assert torch.equal(network(x), plain.eval()(x))
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter.data, std=0.1).add_(parameter.ndim == 1)
+    folded = ns.fold(merge_baselines(network))
+    assert not any("similarity" in name for name in folded.state_dict())
+    kernels = {n: t.shape for n, t in folded.state_dict().items() if n.endswith("weight")}
+    assert kernels == {n: t.shape for n, t in plain.state_dict().items() if n.endswith("weight")}
+    torch.testing.assert_close(folded(x), network(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("norm", "learns"), [("eval", True), ("train", False)])
 def test_batch_statistics_undo_ssf(norm, learns):
     """docs/evidence/results-adaptation.md: it has no row with running statistics that follow."""

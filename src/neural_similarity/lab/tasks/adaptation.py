@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.conversion import save_adapter, similarities_of
+from neural_similarity.conversion import head_name, save_adapter, similarities_of
 from neural_similarity.lab.data import IN_PLACE, Dataset, Images, ImageSet, Preprocess
 from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import split_off
@@ -21,7 +21,6 @@ from neural_similarity.lab.tasks.adaptation_recipe import (
 from neural_similarity.lab.tasks.backbone import Pretrained
 from neural_similarity.lab.tasks.baselines import require_library
 from neural_similarity.lab.tasks.classification import ClassificationTask, fit_recipe
-from neural_similarity.lab.tasks.classifiers import head_name
 from neural_similarity.lab.tasks.own_rate import find_rate, new_head_fields
 from neural_similarity.lab.train import Run, RunError, Runtime, distributed, unpack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState, state_digest

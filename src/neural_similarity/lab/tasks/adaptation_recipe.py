@@ -8,11 +8,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from neural_similarity.conversion import convert, freeze_backbone
+from neural_similarity.conversion import convert, freeze_backbone, head_name, parts_of_word
 from neural_similarity.lab.data import Inputs
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained
 from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
-from neural_similarity.lab.tasks.classifiers import head_name
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run
 from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
@@ -23,7 +22,6 @@ ADAPTATION_PARTS = ("M", "all", "head", "norm", "bias", "baseline")
 NOT_BELOW_M = ("lora", "conv-adapter", "adafm")
 """Baselines that call several convolutions, so that M has no single place."""
 STATIC_FULL = Static(Full())
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,16 +249,11 @@ def adapt_network(
 
     M acts on the kernel that the baseline computes.
     """
-    head = head_name(network)
+    words = [] if recipe.train == "nothing" else recipe.parts
+    named = [n for word in words if word != "baseline" for n in parts_of_word(network, word)]
     baseline = with_baseline(network, recipe.baseline, recipe.where)
     if recipe.similarity is not None and not converted:
         network = convert(network, recipe.similarity, where=recipe.where, inplace=True)
-    norms = [m for m in network.modules() if isinstance(m, NORMS) and list(m.parameters())]
-    named = {"M": [], "head": [head], "norm": norms, "bias": ["*.bias"]}
-    named |= {"baseline": baseline, "all": ["*"]}
-    if recipe.train == "nothing":
-        return freeze_backbone(network, norm=recipe.norm_mode, train=()).requires_grad_(False)
-    if "norm" in recipe.parts and not norms:
-        raise ValueError(f"`train` must not name norm for a network without, got {recipe.train!r}")
-    trained = [part for word in recipe.parts for part in named[word]]
-    return freeze_backbone(network, norm=recipe.norm_mode, train=trained)
+    named += baseline if "baseline" in words else []
+    network = freeze_backbone(network, norm=recipe.norm_mode, train=named)
+    return network if words else network.requires_grad_(False)

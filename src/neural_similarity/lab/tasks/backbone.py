@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from neural_similarity import models
 from neural_similarity.choices import import_optional, nearest_name
-from neural_similarity.conversion import check_finite, convert, fold
+from neural_similarity.conversion import check_finite, convert, fold, head_name
 from neural_similarity.files import open_file, regular_file
 from neural_similarity.lab.data import IN_PLACE, Preprocess
 from neural_similarity.lab.data.transforms import IMAGENET_STATISTICS
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.tasks.classifiers import head_name, require_one_classifier, with_classes
+from neural_similarity.lab.tasks.classifiers import require_one_classifier, with_classes
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.lab.train.run import (

@@ -4,11 +4,7 @@ from typing import Any
 
 from torch import nn
 
-
-def head_name(model: nn.Module) -> str:
-    """The name of a network's classifier: its last layer with parameters."""
-    layers = [n for n, m in model.named_modules() if list(m.parameters(recurse=False))]
-    return layers[-1].partition(".similarity")[0]
+from neural_similarity.conversion import head_name
 
 
 def require_one_classifier(model: Any, word: str, classes: int) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from neural_similarity.conversion import head_name
 from neural_similarity.lab.data import ImageSet, Preprocess
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.adaptation_recipe import AdaptationRecipe
-from neural_similarity.lab.tasks.classifiers import head_name
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.recipe import TrainingRecipe
