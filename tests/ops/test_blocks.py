@@ -18,6 +18,7 @@ CASES = [
     (("channels", 3), Problem("cut-by-groups", channels=(12, 6), groups=2)),
     (("channels", 4), Problem("depthwise", channels=(4, 8), groups=4)),
     (("channels", 2), Problem("wider-than-groups", channels=(8, 4), groups=4)),
+    (("channels", 2), Problem("of-a-depthwise-kernel", channels=(4, 4), groups=4)),
     (("filters", 3), Problem("filters", channels=(4, 6), kernel_size=(2, 3))),
     (("filters", 6), Problem("own-filters", channels=(4, 6), dilation=(1, 2))),
     (("filters", 4), Problem("filters-in-groups", channels=(4, 8), groups=2)),

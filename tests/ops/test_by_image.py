@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 import neural_similarity as ns
 from neural_similarity.functional import similarity_conv1d, similarity_conv2d, similarity_conv3d
@@ -60,15 +61,49 @@ def test_a_layer_costs_hardly_more_than_a_plain_one(groups, size, most):
     assert macs(pooled, shape) / macs(plain, shape) < most
 
 
-@pytest.mark.long
-def test_exported_and_compiled_programs_take_batches_of_any_size():
+def pooled_layer(structure, filters=8, **options):
     torch.manual_seed(0)
-    layer = ns.Conv2d(3, 8, 3, similarity=ns.Dynamic(ns.Full(), ns.Pooled(hidden=5))).eval()
+    similarity = ns.Dynamic(structure, ns.Pooled(hidden=5))
+    layer = ns.Conv2d(4, filters, 3, similarity=similarity, **options).eval()
     torch.nn.init.normal_(layer.similarity.gain)
-    x, other = torch.randn(2, 3, 10, 11), torch.randn(5, 3, 9, 12)
-    sizes = {dim: torch.export.Dim(f"size{dim}", min=2 if dim == 0 else 4) for dim in (0, 2, 3)}
+    return layer
+
+
+GROUPED = {"groups": 2, "stride": 2, "padding": 1}
+
+
+def flops(network, x):
+    with FlopCounterMode(display=False) as counter:
+        network(x)
+    return counter.get_total_flops()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("structure", "options", "batch"),
+    [
+        (ns.Full(), {}, 1),
+        (ns.Full(), {}, None),
+        (ns.Full(), GROUPED, 3),
+        (ns.Diagonal(), GROUPED, None),
+        (ns.Full(), {"groups": 4, "filters": 4}, None),
+    ],
+    ids=str,
+)
+def test_exported_programs_fold_m_into_one_kernel_an_image(structure, options, batch):
+    layer = pooled_layer(structure, **options)
+    x, other = torch.randn(batch or 2, 4, 40, 41), torch.randn(batch or 5, 4, 39, 42)
+    sizes = dict.fromkeys((2, 3) if batch else (0, 2, 3), torch.export.Dim.DYNAMIC)
     program = torch.export.export(layer, (x,), dynamic_shapes=(sizes,)).module()
     assert_close(program(other), layer(other))
+    layer.similarity = None  # the plain layer
+    assert flops(program, other) / flops(layer, other) < 1.08  # not 1.9, with M everywhere
+
+
+@pytest.mark.long
+def test_compiled_programs_take_batches_of_any_size():
+    layer = pooled_layer(ns.Full())
+    x, other = torch.randn(2, 4, 10, 11), torch.randn(5, 4, 9, 12)
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     assert_close(compiled(x), layer(x))
     with torch.compiler.set_stance("fail_on_recompile"):

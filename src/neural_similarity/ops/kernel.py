@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from neural_similarity.ops import native
+from neural_similarity.ops import native, reference
 from neural_similarity.ops.blocks import Blocks, check_blocks
 from neural_similarity.ops.operands import Operands
 from neural_similarity.ops.registration import register_operator
@@ -80,7 +80,7 @@ def fold_by_image(weight: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
     else:
         kernel = rows.to(m.dtype)
         folded = kernel * m[:, None, None] if m.dim() == 2 else kernel.flatten(0, 1) @ m
-    return folded.to(dtype).reshape(len(m), *weight.shape)
+    return folded.to(dtype).reshape(m.shape[0], *weight.shape)
 
 
 class _Fold(Function):
@@ -168,10 +168,12 @@ def _times_blocks(kernel: Tensor, m: Tensor, blocks: Blocks, groups: int) -> Ten
 def folds_by_image(x: Tensor, weight: Tensor, output: tuple[int, ...], groups: int) -> bool:
     """Whether folding takes fewer multiplications than M at every position.
 
-    A full M costs o·(c/g)·K² an image in the kernel and P·c·K² at P positions. Programs that are
-    traced, exported or compiled for batches of any size cannot have as many groups as images.
+    A full M costs o·(c/g)·K² an image in the kernel and P·c·K² at P positions. Exported programs
+    fold for maps of any size; compiled ones cannot have as many groups as images.
     """
-    if only_torch_ops() or torch.compiler.is_compiling():
+    if only_torch_ops():
+        return True
+    if torch.compiler.is_compiling():
         return False
     return len(x) > 0 and prod(output) * groups > weight.shape[0]
 
@@ -181,18 +183,20 @@ def convolve_by_image(given: Operands, bias: Tensor | None) -> Tensor:
 
     W may be wider than x; W M is rounded once. The images lie side by side as groups of channels.
     Where channels are adjacent they would have to be copied for that, and back: these go through
-    one convolution each.
+    one convolution each. Programs that are exported for any number of images multiply patches.
     """
     x, weight, m, window, groups = given
-    n, dims = len(x), x.dim() - 2
+    n, dims, exported = x.shape[0], x.dim() - 2, only_torch_ops()
     kernels = fold_by_image(weight, m.flatten(-dims - 1), x.dtype)
     geometry, convolve = (window.stride, window.padding, window.dilation), CONVOLUTIONS[dims]
-    if given.has_channels_last():
+    if exported and not isinstance(n, int):
+        y = reference.convolve_by_image(x, kernels, window, groups)
+    elif not exported and given.has_channels_last():
         parts = zip(x.split(1), kernels.unbind(), strict=True)
         y = torch.cat([convolve(image, kernel, None, *geometry, groups) for image, kernel in parts])
     else:
         side_by_side = x.reshape(1, -1, *x.shape[2:])
         y = convolve(side_by_side, kernels.flatten(0, 1), None, *geometry, n * groups)
         y = y.view(n, -1, *y.shape[2:])
-    y = given.in_format(y)
+    y = y if exported else given.in_format(y)
     return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * dims)
