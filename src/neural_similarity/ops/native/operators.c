@@ -149,6 +149,8 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
             FUNCTION(f, __VA_ARGS__, 9, 16, 1);                                    \
         else if (f->taps == 9 && f->channels % 32 == 0 && f->blocks == 1)          \
             FUNCTION(f, __VA_ARGS__, 9, f->channels & ~31L, 1);                       \
+        else if (f->taps == 9 && f->blocks == 1)                                   \
+            FUNCTION(f, __VA_ARGS__, 9, f->channels, 1);                           \
         else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);                      \
     } while (0)
 

@@ -82,7 +82,7 @@ INLINE void NAME(sum_chunk)(const struct frame *f, const T *x, const float *m, i
     }
     SPECIALISED(NAME(columns), f, x, m, at, count, columns, patches);
     if (f->each) BY_EACH(NAME(grouped_join), f, (float *)packed, columns, sum, count);
-    else multiply(PAIRED, a, b, c, rows_for(PAIRED, count), f->width, words_deep, 0);
+    else multiply(PAIRED, a, b, c, rows_for(PAIRED, count), f->filters, words_deep, 0);
 }
 
 /* y = W M x + bias; M is I where `m` is null. Returns 0, or 1 if memory ran out and y is not
@@ -146,7 +146,8 @@ INLINE void NAME(correlate)(const struct frame *f, const struct NAME(desk) *d, i
         turn(d->turned + o * most, most, outgoing.at + o / TILE * outgoing.row, outgoing.step,
              tall, TILE);
     multiply(PAIRED, (struct matrix){d->turned, most, 1}, columns,
-             (struct target){grad_weight, TILE, f->width * TILE}, f->width, f->depth, tall, more);
+             (struct target){grad_weight, TILE, f->width * TILE}, rows_for(PAIRED, f->filters),
+             f->taps * f->channels, tall, more);
 }
 
 /* Add the gradients of a chunk of images to `images` and, if `more`, `grad_weight`, and write grad_m's. */
@@ -174,8 +175,8 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
     const struct matrix outgoing = {(uint32_t *)d->outgoing, f->width / (1 + PAIRED), 1};
     if (f->each)
         BY_EACH(NAME(grouped_expand), f, (float *)kernel.at, d->outgoing, d->g, count);
-    else multiply(PAIRED, outgoing, kernel, (struct target){d->g, f->depth, TILE}, rows, f->depth,
-                  f->width / (1 + PAIRED), 0);
+    else multiply(PAIRED, outgoing, kernel, (struct target){d->g, f->depth, TILE}, rows,
+                  f->taps * f->channels, words_of(PAIRED, f->filters, f->width), 0);
     if (grad_m && !(f->full && grad_weight))
         SPECIALISED(NAME(gather), f, x, 0, at, count, d->patches);
     if (grad_m || f->full)

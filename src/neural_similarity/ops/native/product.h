@@ -1,7 +1,7 @@
 /* Matrix products. A word is one float32 or, where `paired`, two bfloat16 that follow each other
    along the dimension that is summed over; strides and depths count words. */
 
-#define TILE 32 /* rows and columns come in multiples of this, and elements of depth too */
+#define TILE 32 /* rows and columns lie in multiples of this, and elements of depth too */
 #define DEPTH 512
 #define NEAR 128 /* rows of gradients of up to so many columns stay in the first-level cache */
 #if defined(__AVX512F__)
@@ -37,33 +37,35 @@ struct target {
     int64_t row, panel; /* floats from row to row, and from panel to panel */
 };
 
-/* TALL rows and two vectors of columns of c = a b, or c += a b. */
+/* TALL rows and one or two vectors of columns of c = a b, or c += a b. */
 INLINE void tall_strip(int paired, struct matrix a, struct matrix b, float *c, int64_t c_row,
-                       int64_t depth, int more) {
+                       int64_t depth, int more, const int both) {
     vector sum[TALL][2];
     for (int i = 0; i < TALL; i++)
-        for (int j = 0; j < 2; j++)
+        for (int j = 0; j <= both; j++)
             sum[i][j] = more ? *(vector *)(c + i * c_row + j * LANES) : (vector){0};
     for (int64_t p = 0; p < depth; p++) {
         words low = *(const words *)(b.at + p * b.step);
-        words high = *(const words *)(b.at + p * b.step + LANES);
+        words high = *(const words *)(b.at + p * b.step + both * LANES);
         IN_REGISTERS(low, high);
         for (int i = 0; i < TALL; i++) {
             const words each = a.at[i * a.row + p * a.step] - (words){0};
             sum[i][0] = plus_product(paired, sum[i][0], each, low);
-            sum[i][1] = plus_product(paired, sum[i][1], each, high);
+            if (both) sum[i][1] = plus_product(paired, sum[i][1], each, high);
         }
     }
     for (int i = 0; i < TALL; i++)
-        for (int j = 0; j < 2; j++) *(vector *)(c + i * c_row + j * LANES) = sum[i][j];
+        for (int j = 0; j <= both; j++) *(vector *)(c + i * c_row + j * LANES) = sum[i][j];
 }
 
-/* TALL rows and TILE columns. */
+/* TALL rows and the vectors that `columns` fill, TILE at most. */
 INLINE void tall_tile(int paired, struct matrix a, struct matrix b, float *c, int64_t c_row,
-                      int64_t depth, int more) {
-    for (int column = 0; column < TILE; column += 2 * LANES)
-        tall_strip(paired, a, (struct matrix){b.at + column, b.row, b.step}, c + column, c_row,
-                   depth, more);
+                      int64_t columns, int64_t depth, int more) {
+    for (int column = 0; column < columns; column += 2 * LANES) {
+        const struct matrix some = {b.at + column, b.row, b.step};
+        if (columns - column > LANES) tall_strip(paired, a, some, c + column, c_row, depth, more, 1);
+        else tall_strip(paired, a, some, c + column, c_row, depth, more, 0);
+    }
 }
 
 #if defined(__AMX_BF16__) && defined(__linux__)
@@ -189,18 +191,24 @@ INLINE void matrix_unit_outer(float *c, const float *a, const bfloat16 *b, int64
                               int64_t step) {}
 #endif
 
+/* Words of `count` elements of depth, behind which zeros follow up to `padded` elements. */
+static int64_t words_of(int paired, int64_t count, int64_t padded) {
+    if (!paired) return count;
+    return has_matrix_unit() ? padded / 2 : (count + 1) / 2;
+}
+
 /* `count` rows, rounded up as `multiply` needs them. */
 static int64_t rows_for(int paired, int64_t count) {
     const int64_t tall = paired && has_matrix_unit() ? TILE : TALL;
     return (count + tall - 1) / tall * tall;
 }
 
-/* c = a b, or c += a b. */
+/* c = a b, or c += a b; columns beyond the last that fill its vector stay as they are. */
 INLINE void multiply(int paired, struct matrix a, struct matrix b, struct target c, int64_t rows,
                      int64_t columns, int64_t depth, int more) {
     const int unit = paired && a.step == 1 && has_matrix_unit();
     const int64_t deep = unit ? depth : DEPTH, tall = unit ? TILE : TALL;
-    for (int64_t panel = 0; panel < columns / TILE; panel++)
+    for (int64_t panel = 0; panel < (columns + TILE - 1) / TILE; panel++)
         for (int64_t from = 0; from < depth; from += deep)
             for (int64_t row = 0; row < rows; row += tall) {
                 const int64_t some = least(depth - from, deep);
@@ -208,7 +216,8 @@ INLINE void multiply(int paired, struct matrix a, struct matrix b, struct target
                 struct matrix right = {b.at + panel * b.row + from * b.step, 0, b.step};
                 float *to = c.at + row * c.row + panel * c.panel;
                 if (unit) matrix_unit_tile(left, right, to, c.row, some, more || from);
-                else tall_tile(paired, left, right, to, c.row, some, more || from);
+                else tall_tile(paired, left, right, to, c.row, least(columns - panel * TILE, TILE),
+                               some, more || from);
             }
 }
 
