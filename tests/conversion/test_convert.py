@@ -238,7 +238,7 @@ def test_layers_that_were_changed_by_hand_convert_as_they_are_now(similarity):
 
 
 @pytest.mark.parametrize("structure", [ns.Select(), ns.Unshared(ns.Shift(), channels="each")])
-def test_smaller_layers_are_those_of_what_was_changed_by_hand(structure):
+def test_what_was_changed_by_hand_folds_as_it_is(structure):
     layer = ns.Conv2d(3, 4, 3, padding=1, similarity=None)
     layer.weight = nn.Parameter(torch.randn(4, 3, 3, 2))
     layer.stride, layer.dilation, layer.padding = 2, 2, 2

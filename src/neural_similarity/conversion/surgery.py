@@ -209,10 +209,9 @@ def fold(model: AnyNetwork, dynamic: OnDynamic = "error") -> AnyNetwork:
     """A copy in which every static layer is torch's own and computes the same.
 
     It is the fast form for inference: a static layer folds at every call, in evaluation as well.
-    Selections and shifts become even smaller layers, see `ns.Conv2d.fold`. Normalisation that
-    `freeze_backbone` holds is released if no similarity is left. A full M mixes taps, so that
-    pruned kernels lose their zeros: prune after folding. Quantise and wrap (PEFT) after folding,
-    too, since those tools read the kernel without M.
+    Normalisation that `freeze_backbone` holds is released if no similarity is left. A full M mixes
+    taps, so that pruned kernels lose their zeros: prune after folding. Quantise and wrap (PEFT)
+    after folding, too, since those tools read the kernel without M.
 
     Args:
         model: Any network.

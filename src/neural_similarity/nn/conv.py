@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from neural_similarity.nn.compact import compact_layer
 from neural_similarity.nn.geometry import Geometry, PaddingMode, convolution_geometry
 from neural_similarity.nn.layer import Plain, SimilarityLayer, fx_leaf, register
 from neural_similarity.nn.linear import Kernel
@@ -70,12 +69,6 @@ class _Convolution(SimilarityLayer[Plain]):
         weight = layer.weight
         _check_unchanged(layer, weight, similarity.geometry)
         return similarity.convolve_maps(x, weight, layer.bias)
-
-    def fold(self) -> nn.Module:
-        """Turn the layer into torch's in place, or return a smaller one: `compact_layer`."""
-        structure, geometry = getattr(self.similarity, "structure", None), self.geometry()
-        plain = cast(_ConvNd, super().fold())
-        return plain if structure is None else compact_layer(plain, geometry, structure)
 
 
 def _check_unchanged(layer: _ConvNd, weight: Tensor, built: Geometry) -> None:

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 
 Restore = Callable[[], None]
@@ -109,12 +108,6 @@ def check_module(model: object, argument: str = "model") -> None:
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"`{argument}` must be an nn.Module, got {model!r}")
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a hook sees the module's calls, one of its own or one of all modules."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
-    return any((*hooks, module._backward_pre_hooks)) or bool(_has_any_global_hook())
 
 
 def is_made_by(tool: str, thing: object) -> bool:

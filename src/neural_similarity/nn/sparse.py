@@ -158,8 +158,7 @@ class Select(Structure):
     """Every kernel tap sees the one patch tap of its highest score: K² scores. Not in the paper.
 
     Row p of M is one-hot at argmax_q S_pq for scores S = I + raw, which take the gradient of M
-    (straight-through). Starts at the identity. Where no kernel tap selects the border of the
-    window, the folded kernel is smaller.
+    (straight-through). Starts at the identity.
     """
 
     @property
@@ -176,7 +175,7 @@ class Shift(Structure):
 
     With a block for every channel, `Unshared(Shift(), channels="each")`, each channel is shifted
     by one tap and then multiplied by one entry of the kernel: the shift operation (Wu et al., CVPR
-    2018, https://arxiv.org/abs/1711.08141) and a 1×1 convolution, into which the layer folds.
+    2018, https://arxiv.org/abs/1711.08141) and a 1×1 convolution, in one kernel.
     Block b starts at patch tap b mod K and at the kernel's centre tap. Scores take the gradient of
     M (straight-through). Does not contain the identity.
     """
@@ -194,7 +193,7 @@ class Shift(Structure):
         return geometry.taps == 1
 
     def build(self, geometry: Geometry) -> StructureModule:
-        return ShiftModule(geometry.taps)
+        return _Shift(geometry.taps)
 
 
 class _Around(StructureModule):
@@ -269,8 +268,6 @@ class _Sparse(_Around):
 
 
 class _Select(StructureModule):
-    crops = True
-
     def __init__(self, taps: int):
         super().__init__(taps * taps)
         self.taps = taps
@@ -282,7 +279,7 @@ class _Select(StructureModule):
         return _straight_through(_one_hot(scores.detach(), 2), scores)
 
 
-class ShiftModule(StructureModule):
+class _Shift(StructureModule):
     """M with a single one, for every block."""
 
     def __init__(self, taps: int):

@@ -20,11 +20,9 @@ class StructureModule(nn.Module):
     """Maps raw (n, scalars, *positions) to M (n, K, *positions) or (n, K, K, *positions).
 
     With `blocks` there is one axis more before the taps, as in `ns.functional.similarity_conv2d`.
-    `crops` says that folded kernels may have borders of zeros, which folding then drops.
     """
 
     blocks: Blocks | None = None
-    crops: bool = False
 
     def __init__(self, scalars: int):
         super().__init__()

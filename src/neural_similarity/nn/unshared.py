@@ -81,7 +81,6 @@ class _Unshared(StructureModule):
         self.blocks = blocks
         self.count = blocks[1]
         self.inner = inner
-        self.crops = inner.crops
 
     def forward(self, raw: Tensor) -> Tensor:
         each = raw.unflatten(1, (self.count, self.inner.scalars)).flatten(0, 1)
