@@ -7,12 +7,10 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional as F
 
 from neural_similarity.choices import require_known, require_positive
 from neural_similarity.ops.pointwise import patch_factors, scale_maps, takes_maps
-from neural_similarity.ops.tracing import only_torch_ops
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     autocast_dtype,
@@ -221,28 +219,7 @@ def _group_energy(x: Tensor, groups: int, channels: int) -> Tensor:
     """Squares of x (*n, c, *size) summed over each group's channels, (*n, groups, *size)."""
     if groups > 1:
         return promote_dtype(x).square().unflatten(channels, (groups, -1)).sum(channels)
-    if x.dtype in (torch.float32, torch.float64) or only_torch_ops():
-        return promote_dtype(x).square().sum(channels, keepdim=True)
-    return _Energy.apply(x, channels)
-
-
-class _Energy(Function):
-    """A sum of squares that keeps x itself for backward, not a float32 copy."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x, channels):
-        return promote_dtype(x).square().sum(channels, keepdim=True)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        (grad,), (x,) = grad_outputs, ctx.saved_tensors
-        return (2 * grad * x).to(x.dtype), None
+    return promote_dtype(x).square().sum(channels, keepdim=True)
 
 
 def _unit_kernels(weight: Tensor, eps: float) -> Tensor:

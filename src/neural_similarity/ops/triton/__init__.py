@@ -36,11 +36,6 @@ def declines_triton(x: Tensor, taps: int) -> str | None:
     return _gpu_fault(x.device) if x.is_cuda else None
 
 
-def takes_traced(x: Tensor) -> bool:
-    """Whether the kernels take x, as far as a tracer can tell; its own GPU compiler is Triton."""
-    return x.dtype in _DTYPES and _FAULTS.get(x.device) is None
-
-
 def _gpu_fault(device: torch.device) -> str | None:
     """Why no kernel runs on a GPU, or None; found out by launching an empty kernel once.
 
