@@ -6,6 +6,6 @@ baseline in the same round. `python -m benchmarks` runs all of it; docs/evidence
 is written from what it saved.
 
 `options` make cases of a command line. `compare` checks, times and weighs whatever is compared in
-each: `subjects` (operators), `networks`, `loops` and `few_shot`. `oracle` tells what is right,
-`measure` how long it takes, and `report`, `plots`, `targets` and `performance` what was found.
+each: `subjects` (operators), `networks` and `exported`. `oracle` tells what is right, `measure`
+how long it takes, and `report`, `targets` and `performance` what was found.
 """

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks import distributed, few_shot, loops, networks, performance, price, rivals, subjects
+from benchmarks import distributed, exported, networks, performance, price, rivals, subjects
 from benchmarks.authors import origins
 from benchmarks.case import KINDS
 from benchmarks.measure import Watch
 from benchmarks.networks import COMPARED, KNOWN, NETWORKS, PREDICTORS, texts_of
 from benchmarks.options import PROGRAM, Options, PageOptions, given_options, without_folders
-from benchmarks.plots import draw_report
 from benchmarks.report import Report, Row, to_markdown, write_report
 from benchmarks.rivals import RivalOptions
 from neural_similarity.files import write_text
@@ -47,7 +46,7 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
     ),
     "widths": (subjects.widths, replace(FP32, batch=(8,), size=(56, 28, 14, 7), similarity=KINDS)),
     "layers": (subjects.layers, replace(FP32, rounds=9, batch=(1, 8), similarity=KINDS)),
-    "training": (loops.training, Options(batch=(128,), similarity=SIMILARITIES)),
+    "training": (networks.training, Options(batch=(128,), similarity=SIMILARITIES)),
     "networks": (
         networks.whole_networks,
         replace(
@@ -66,10 +65,13 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
             network=("ResNet-18", "EfficientNet-B0", "ResNet-50", "ConvNeXt-T"),
         ),
     ),
+    "exported": (
+        exported.exported,
+        replace(FP32, batch=(1, 8), size=(160,), network=("ResNet-18",)),
+    ),
     "rivals": (rivals.rivals, RivalOptions(dtype="fp32", rounds=7, threads=(1,), batch=(8,))),
     "recipes": (networks.recipes, Options(dtype="bf16", batch=(128,))),
     "inference": (networks.inference, Options(batch=(1, 128), similarity=SIMILARITIES)),
-    "fewshot": (few_shot.few_shot, Options(dtype="fp32", rounds=7, batch=(2_000,))),
 }
 """What measures and tells of itself, and its options where none are given; it takes no others."""
 
@@ -96,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, args: Sequence[str]) -> int:
-    """Measure, print, save with the environment, and draw; the exit code."""
+    """Measure, print, and save with the environment; the exit code."""
     options, recipes = _options(name, args), COMPARED if name == "recipes" else ()
     environment = describe_environment(choose_runtime(options.device, "fp32"))
     environment |= {
@@ -115,10 +117,9 @@ def _run(name: str, args: Sequence[str]) -> int:
         report = replace(report, rows=(*report.rows, row), others=watch.others())
         write_report(report, unfinished)
     sys.stdout.write(to_markdown(report))
-    path, picture = write_report(report, options.out), options.out / f"{name}.png"
+    path = write_report(report, options.out)
     (unfinished / path.name).unlink()
-    draw_report(report, picture)
-    print_line(f"\n{path}\n{picture}")
+    print_line(f"\n{path}")
     if report.noise:
         sys.stderr.write(f"nsim: do not rely on these times: {report.noise}\n")
     for row in filter(lambda row: row.problem, report.rows):
@@ -149,7 +150,7 @@ def _page(args: Sequence[str]) -> int:
     words = " ".join(folder.as_posix() for folder in folders)
     command = f"{PROGRAM} page --results {words} --out {options.out.as_posix()}"
     if len(folders) == 1:
-        text = performance.page(folders[0], options.out, command)
+        text = performance.page(folders[0], command)
     else:
         text = performance.summary(folders, command)
     options.out.parent.mkdir(parents=True, exist_ok=True)

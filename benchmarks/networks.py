@@ -51,8 +51,17 @@ COMPARED = tuple(
     )
 )
 """Recipes of tables whose networks are CNN-9 and whose updates are those timed, the plain first."""
-CONVERTED = ("static-full", "dynamic-diagonal")
-"""What whole networks are converted to."""
+CONVERTED = {
+    "static-full": "static-full",
+    "dynamic-diagonal": "dynamic-diagonal",
+    "dynamic-full": "dynamic-full",
+    "pooled-diagonal": "Dynamic(Diagonal(), predictor=Pooled())",
+    "pooled-full": "Dynamic(Full(), predictor=Pooled())",
+    "light-diagonal": "Dynamic(Diagonal(), predictor=Light())",
+    "light-full": "Dynamic(Full(), predictor=Light())",
+}
+"""Similarities of whole networks, by name."""
+FOLDED = ", folded"
 PLAIN, STEP, FORWARD = "plain", "step", "forward"
 CHECKED = 16
 """Images that networks are checked on: enough for the statistics of batch normalisation."""
@@ -78,10 +87,14 @@ def of_recipe(case: Case, name: str) -> nn.Module:
 
 
 def converted_network(case: Case, name: str) -> nn.Module:
-    """The network of the case, converted to the similarity called `name`, or the plain one."""
+    """The network of the case, plain, converted or folded."""
     with seeded():
         network = NETWORKS[case.kind]()
-        return network if name == PLAIN else moved(convert(network, required_similarity(name)))
+        if name == PLAIN:
+            return network
+        text = CONVERTED[name.removesuffix(FOLDED)]
+        network = moved(convert(network, required_similarity(text)))
+        return fold(network) if name.endswith(FOLDED) else network
 
 
 def subject_of(case: Case, name: str, network: nn.Module) -> Subject:
@@ -102,9 +115,10 @@ def checker_of(case: Case) -> Checker:
     return Checker(grad, case.dtype)
 
 
-def training_updates(case: Case, similarities: Iterable[str]) -> list[Row]:
+def training(options: Options) -> Iterator[Row]:
     """Updates of CNN-9, plain and with similarities."""
-    return updates("updates of CNN-9", case, cnn9, (PLAIN, *similarities))
+    for case in options.cases():
+        yield from updates("updates of CNN-9", case, cnn9, (PLAIN, *options.similarity))
 
 
 def recipes(options: Options) -> Iterator[Row]:
@@ -118,7 +132,9 @@ def whole_networks(options: Options) -> Iterator[Row]:
     names = ("U-Net",) if options.quick else options.network
     for case in options.cases(names, nchw=True):
         what = f"updates of {case.kind}, {case.layout}"
-        yield from updates(what, case, converted_network, (PLAIN, *CONVERTED))
+        yield from updates(
+            what, case, converted_network, (PLAIN, "static-full", "dynamic-diagonal")
+        )
 
 
 def inference(options: Options) -> Iterator[Row]:

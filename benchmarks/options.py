@@ -42,7 +42,7 @@ class Options:
     """Whole networks, by name."""
     device: str = "auto"
     out: Path = Path("benchmarks")
-    """Folder for what was found: NAME.json and NAME.png."""
+    """Folder for what was found, NAME.json."""
     quick: bool = False
     """Try the command out in seconds, at sizes that say nothing."""
 

@@ -1,13 +1,19 @@
 """docs/evidence/performance.md, from what `python -m benchmarks` saved and performance.md here."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.networks import KNOWN, texts_of
-from benchmarks.plots import SIZES
-from benchmarks.report import Report, Row, by_group, comparison_tables, milliseconds, read_report
+from benchmarks.report import (
+    SIZES,
+    Report,
+    Row,
+    by_group,
+    comparison_tables,
+    milliseconds,
+    read_report,
+)
 from benchmarks.targets import TARGETS
 from neural_similarity_paper.tables.costs import is_current
 from neural_similarity_paper.tables.markdown import markdown_rows
@@ -22,10 +28,10 @@ HEADINGS = {
     "training": "Training",
     "networks": "Whole networks",
     "price": "The price of M",
+    "exported": "Exported networks",
     "rivals": "Layers of other authors",
     "recipes": "Networks of the tables",
     "inference": "Inference",
-    "fewshot": "Few-shot learning",
 }
 """The sections in their order."""
 BOLD = "Best to worst of all sizes that were measured. **Bold**: the limit is not reached."
@@ -66,8 +72,8 @@ def _found(_text: str, _limit: str, found: str, verdict: str) -> str:
     return f"**{found}**" if found and verdict != "reached" else found or verdict
 
 
-def page(results: Path, path: Path, command: str) -> str:
-    """The page for the reports of one processor, with the pictures in `results` as from `path`."""
+def page(results: Path, command: str) -> str:
+    """The page for the reports of one processor."""
     reports, (title, sections) = _reports(results), _texts()
     parts = [
         title,
@@ -76,7 +82,6 @@ def page(results: Path, path: Path, command: str) -> str:
     ]
     lines = [target.line(reports.get(target.bench)) for target in TARGETS]
     parts.append(markdown_rows(("target", "limit", "found, best to worst", ""), *lines))
-    pictures = Path(os.path.relpath(results, path.parent)).as_posix()
     for name, report in reports.items():
         heading, left = HEADINGS[name], current_report(report)
         parts += [f"## {heading}", _origin(report), sections[heading]]
@@ -84,7 +89,6 @@ def page(results: Path, path: Path, command: str) -> str:
         parts += _note_left_out(report, left)
         parts += [sections[caveat] for caveat in _caveats(left)]
         parts += _pivots(left) if name in PIVOTED else comparison_tables(left)
-        parts.append(f"![{name}]({pictures}/{name}.png)")
     parts += _method(sections, command, f"`{results.as_posix()}/`")
     return "\n\n".join(parts) + "\n"
 
@@ -141,7 +145,7 @@ def _note_left_out(before: Report, after: Report) -> list[str]:
     names = dict.fromkeys(f"`{row.name}`" for row in before.rows if row not in after.rows)
     text = (
         "Left out, as these or the one that they are compared with have other settings by now: "
-        f"{', '.join(names)}. The picture has them still."
+        f"{', '.join(names)}."
     )
     return [text] if names else []
 

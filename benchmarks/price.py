@@ -10,36 +10,25 @@ from torch import nn
 from torch.optim import SGD
 
 from benchmarks import subjects
-from benchmarks.case import Case, moved, seeded
+from benchmarks.case import Case
 from benchmarks.compare import Entrant, compare, cpu_clock, forward_call
 from benchmarks.cores import busy_cores
 from benchmarks.measure import Call, macs, python_frames
 from benchmarks.networks import (
     CLASSES,
+    FOLDED,
     FORWARD,
-    NETWORKS,
     PLAIN,
     STEP,
     checker_of,
+    converted_network,
     subject_of,
     update,
 )
 from benchmarks.options import Options
 from benchmarks.oracle import outcome, trained
 from benchmarks.report import Row
-from neural_similarity.conversion import convert, fold
-from neural_similarity.nn.text import required_similarity
 
-CONVERTED = {
-    "static-full": "static-full",
-    "dynamic-diagonal": "dynamic-diagonal",
-    "pooled-diagonal": "Dynamic(Diagonal(), predictor=Pooled())",
-    "pooled-full": "Dynamic(Full(), predictor=Pooled())",
-    "light-diagonal": "Dynamic(Diagonal(), predictor=Light())",
-    "light-full": "Dynamic(Full(), predictor=Light())",
-}
-"""Similarities of the networks, by name."""
-FOLDED = ", folded"
 CHECKED_SIZE = 32
 """Height and width of the images that networks are checked on, in float64."""
 ALONE = "one layer at batch 1"
@@ -124,7 +113,7 @@ def _network_rows(options: Options, part: Part) -> list[Row]:
     group = {"what": f"{part.what} of {part.network}", "dtype": part.dtype, "batch": part.batch}
 
     def enter(name: str) -> Entrant:
-        network = _network(case, name)
+        network = converted_network(case, name)
         if part.what == FORWARD:
             network.eval().requires_grad_(False)
         one = subject_of(replace(case, size=CHECKED_SIZE), name, network)
@@ -139,17 +128,6 @@ def _network_rows(options: Options, part: Part) -> list[Row]:
 
     entrants = [enter(name) for name in (PLAIN, *part.names)]
     return compare(group | {"size": case.size}, entrants, case, cpu_clock(case))
-
-
-def _network(case: Case, name: str) -> nn.Module:
-    """The network of the case, plain, converted or folded."""
-    with seeded():
-        network = NETWORKS[case.kind]()
-        if name == PLAIN:
-            return network
-        text = CONVERTED[name.removesuffix(FOLDED)]
-        network = moved(convert(network, required_similarity(text)))
-        return fold(network) if name.endswith(FOLDED) else network
 
 
 def _call(part: Part, module: nn.Module, images: torch.Tensor) -> Call:

@@ -13,19 +13,18 @@ from neural_similarity_paper.tables.markdown import markdown_rows
 COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "test_error": ("test error, %", "{:.2f}".format),
     "images_per_second": ("images/s", "{:,.0f}".format),
-    "tasks_per_second": (
-        "tasks/s",
-        lambda value: f"{value:,.3g}" if value < 10 else f"{value:,.0f}",
-    ),
     "host_seconds": ("host, ms", lambda value: milliseconds(value)),
     "saved_bytes": ("saved, bytes/position", "{:,.0f}".format),
     "peak_bytes": ("peak, MiB", lambda value: f"{value / 2**20:,.1f}"),
     "frames": ("Python frames", "{:,.0f}".format),
     "cores": ("cores busy in backward", "{:.2f}".format),
+    "export_seconds": ("export, s", "{:.1f}".format),
     "macs": ("MMACs/image", lambda value: f"{value / 1e6:,.2f}"),
 }
 """Heading and format of every cost."""
 Group = dict[str, str | int]
+SIZES = ("channels", "size", "batch")
+"""Keys of a group that are sizes; the others name what kind of thing is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

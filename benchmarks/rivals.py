@@ -14,9 +14,9 @@ from benchmarks import networks, subjects
 from benchmarks.authors import RIVALS, Rival, Widths
 from benchmarks.case import Case, Placed, Subject, moved, seeded
 from benchmarks.compare import cpu_clock
+from benchmarks.networks import CONVERTED
 from benchmarks.options import Names, Options
 from benchmarks.oracle import Checker, Errors, error_of
-from benchmarks.price import CONVERTED
 from benchmarks.report import Row
 from neural_similarity import models
 from neural_similarity.lab import session

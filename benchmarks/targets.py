@@ -1,16 +1,23 @@
 """What the project set out to reach, in targets.json, beside what was found."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plots import SWEEPS, growth
 from benchmarks.report import Report, Row, by_group
 from benchmarks.subjects import BASELINE
 from neural_similarity.files import read_json
+
+SWEEPS = {"by batch": "batch", "by size": "size"}
+"""What grows, by the name of a sweep."""
+GROWING: dict[str, Callable[[Row], float | None]] = {
+    "ns a position, forward + backward": lambda row: 1e9 * row.times["forward + backward"].seconds,
+    "peak bytes a position": lambda row: row.costs.get("peak_bytes"),
+}
+"""What grows with a sweep, times positions, by its label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +86,19 @@ def _steps(report: Report, label: str) -> Iterator[float]:
         for name, points in growth(report, sweep, label).items():
             if not name.startswith(BASELINE):
                 yield from (after / before for (_, before), (_, after) in pairwise(points))
+
+
+def growth(report: Report, sweep: str, label: str) -> dict[str, list[tuple[int, float]]]:
+    """What a position costs at the sizes of a sweep, by what was measured."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in report.rows:
+        cost = GROWING[label](row) if row.group["sweep"] == sweep and row.times else None
+        if cost is not None:
+            name = f"{row.name}, {row.group['dtype']}, threads {row.group['threads']}"
+            positions = int(row.group["batch"]) * int(row.group["size"]) ** 2
+            point = int(row.group[SWEEPS[sweep]]), cost / positions
+            lines.setdefault(name, []).append(point)
+    return {name: sorted(points) for name, points in lines.items()}
 
 
 TARGETS = [Target(**one) for one in read_json(Path(__file__).with_suffix(".json"))]

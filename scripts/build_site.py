@@ -278,21 +278,18 @@ def shown_cell(cell: dict, stem: str) -> Iterator[str]:
 
 
 def write_machines() -> None:
-    """Write the page of every processor's benchmarks, pictures beside it."""
+    """Write the page of every processor's benchmarks."""
     sys.path.insert(0, str(ROOT))
     from benchmarks import performance  # It needs torch, which the other pages do without.
 
     folder = DOCS / "evidence" / "machines"
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for name, results in MACHINES.items():
-        (folder / name).mkdir(parents=True)
-        for picture in (ROOT / results).glob("*.png"):
-            shutil.copy(picture, folder / name)
         command = f"python -m benchmarks page --results {results}"
-        text = performance.page(ROOT / results, folder / f"{name}.md", command)
+        text = performance.page(ROOT / results, command)
         text = text.replace(f"`{(ROOT / results).as_posix()}/`", f"`{results}/`")
-        pictures = Path(os.path.relpath(ROOT / results, folder)).as_posix()
-        (folder / f"{name}.md").write_text(text.replace(f"]({pictures}/", f"]({name}/"), "utf-8")
+        (folder / f"{name}.md").write_text(text, "utf-8")
 
 
 def commands_page() -> str:

@@ -182,9 +182,9 @@ def table_of(rows):
     return "\n".join(lines + [f"| {why} | {family} |" for why, family in reasons]) + "\n"
 
 
-def write_page(table, marks=MARKS):
-    """Put a table between two marks of the page."""
-    begin, end = marks
+def write_page(table):
+    """Put a table between the marks of the page."""
+    begin, end = MARKS
     head, _, rest = PAGE.read_text("utf-8").partition(begin)
     PAGE.write_text(head + begin + table + end + rest.partition(end)[2], "utf-8")
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
-from benchmarks import formulations, loops, networks, oracle
+from benchmarks import formulations, networks, oracle
 from benchmarks import subjects as catalogue
 from benchmarks.case import Case, Operator
 from benchmarks.compare import Entrant, compare, problem, without_tf32
@@ -296,17 +296,3 @@ def test_scores_that_folding_changes_have_no_time(monkeypatch):
     rows = list(networks.inference(replace(OPTIONS, similarity=("static-full",), size=())))
     assert [row.name for row in rows if row.wrong] == ["static-full, folded"]
     assert [bool(row.times) for row in rows] == [True, True, False]
-
-
-def test_both_loops_come_to_the_same_weights():
-    bare, ours = loops.training_loops(replace(SHORT, batch=4))
-    assert (bare.error, ours.error) == (0, 0)
-    assert bare.baseline
-    assert ours.times["step"].rounds == 3
-    assert ours.costs["images_per_second"] == pytest.approx(4 / ours.times["step"].seconds)
-
-
-def test_loops_that_differ_are_not_timed(monkeypatch):
-    monkeypatch.setattr(loops, "update", lambda *_: None)
-    rows = loops.training_loops(replace(SHORT, batch=4))
-    assert all(row.wrong and not row.times for row in rows)

@@ -122,7 +122,7 @@ def test_rows_of_a_gpu_tell_the_host_apart(monkeypatch):
     case = Case(runtime=choose_runtime("cpu", "fp32"), width=0.1, batch=2, rounds=3, attempts=1)
     for rows in (
         list(catalogue.operators(options)),
-        networks.training_updates(case, ["static-diagonal"]),
+        networks.updates("", case, networks.cnn9, (networks.PLAIN, "static-diagonal")),
     ):
         assert all(timing.seconds == 1 for row in rows for timing in row.times.values())
         assert all(0 < row.costs["host_seconds"] < 1 for row in rows)

@@ -1,4 +1,4 @@
-"""Reports as files, tables, pictures and as the page of docs, and the commands that make them."""
+"""Reports as files, tables and as the page of docs, and the commands that make them."""
 
 import json
 from dataclasses import replace
@@ -13,8 +13,7 @@ from benchmarks.case import Case
 from benchmarks.measure import Timing
 from benchmarks.networks import texts_of
 from benchmarks.options import without_folders
-from benchmarks.plots import SIZES
-from benchmarks.report import Report, Row, by_group, read_report, to_markdown, write_report
+from benchmarks.report import SIZES, Report, Row, by_group, read_report, to_markdown, write_report
 from benchmarks.targets import TARGETS, Target
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train import choose_runtime
@@ -31,7 +30,7 @@ QUICK = {
     "rivals": (),
     "recipes": (),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
-    "fewshot": (),
+    "exported": (),
 }
 ENVIRONMENT = {
     "neural_similarity": "0.1.0",
@@ -183,7 +182,7 @@ def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
     write_report(
         report("training", network("updates", "plain", 1.0, baseline=True), quick=True), tmp_path
     )
-    text = performance.page(tmp_path, tmp_path.parent / "docs/page.md", "python -m benchmarks page")
+    text = performance.page(tmp_path, "python -m benchmarks page")
     assert text.startswith("# Performance\n\n## Targets\n\n")  # figures first
     assert "\n\n## Method\n\n`python -m benchmarks page` writes this page" in text
     assert "`python -m benchmarks by hand` on A CPU, torch 2.15; code 0123456789ab;" in text
@@ -194,7 +193,6 @@ def test_the_page_names_commands_targets_and_what_is_missing(tmp_path):
     assert cells(text, "nn.Conv2d")[1] == "1 ms / 2 ms"
     assert cells(text, "rival")[1] == "wrong: error 1.0e+00"
     assert "| ours, compiled | 164; 3.0 |" in text
-    assert f"![operators](../{tmp_path.name}/operators.png)" in text
     assert "## Inference" not in text
 
 
@@ -203,7 +201,7 @@ def test_the_page_of_a_gpu_has_its_name_and_the_hosts_time(tmp_path):
     rows = [replace(row, costs=row.costs | {"host_seconds": 1.25e-4}) for row in (BASE, OURS)]
     write_report(report("operators", *rows, environment=gpu), tmp_path)
     write_report(report("operators", BASE, OURS), other)
-    text, without = (performance.page(f, tmp_path / "p.md", "") for f in (tmp_path, other))
+    text, without = (performance.page(f, "") for f in (tmp_path, other))
     assert "on NVIDIA H200, torch 2.15" in text
     assert "Host, ms." in text
     assert [line for line in text.splitlines() if line == "| ours, compiled | 0.125 |"]
@@ -222,7 +220,7 @@ def test_the_page_leaves_out_recipes_that_have_changed(tmp_path, changed, left_o
     rows = [network("updates by recipe", names[0], 1.0, baseline=True)]
     rows += [network("updates by recipe", names[1], 1.5)]
     write_report(report("recipes", *rows, environment=ENVIRONMENT | {"recipes": configs}), tmp_path)
-    text = performance.page(tmp_path, tmp_path / "page.md", "python -m benchmarks page")
+    text = performance.page(tmp_path, "python -m benchmarks page")
     assert [name for name in names if f"| {name} |" not in text] == list(left_out)
     assert ("Left out" in text) == bool(left_out)
     assert all(f"`{name}`" in text for name in left_out)
@@ -236,15 +234,15 @@ def test_the_page_leaves_out_similarities_that_have_changed(tmp_path):
     rows += [network("updates of CNN-9", "static-diagonal, folded", 1.0)]
     facts = ENVIRONMENT | {"similarities": told, "keeps_memory": True}
     write_report(report("training", *rows, environment=facts), tmp_path)
-    text = performance.page(tmp_path, tmp_path / "page.md", "python -m benchmarks page")
-    assert "have other settings by now: `dynamic-dns`. The" in text
+    text = performance.page(tmp_path, "python -m benchmarks page")
+    assert "have other settings by now: `dynamic-dns`." in text
     assert [name for name in names if f"| {name} |" not in text] == ["dynamic-dns"]
     assert "Measured w" not in text
 
 
 def test_the_page_says_what_was_otherwise_when_a_report_was_made(tmp_path):
     write_report(report("training", network("updates", "plain", 1.0, baseline=True)), tmp_path)
-    text = performance.page(tmp_path, tmp_path / "page.md", "python -m benchmarks page")
+    text = performance.page(tmp_path, "python -m benchmarks page")
     assert "Measured while freed blocks of more than 32 MiB went back" in text
     assert "Measured when no predictor had batch normalisation" in text
 
@@ -269,7 +267,7 @@ def test_every_benchmark_has_a_section():
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
-def test_commands_print_save_and_draw(name, tmp_path, capsys, monkeypatch):
+def test_commands_print_and_save(name, tmp_path, capsys, monkeypatch):
     few = ("cifar10-cnn", "cifar10-cnn++", "cifar10-dynamic-dns-shared")
     monkeypatch.setattr(networks, "COMPARED", few)
     monkeypatch.setattr(rivals, "RIVALS", {"condconv-4": rivals.RIVALS["condconv-4"]})
@@ -283,7 +281,6 @@ def test_commands_print_save_and_draw(name, tmp_path, capsys, monkeypatch):
     assert all(row.times for row in saved.rows)
     assert told.out.startswith(to_markdown(saved))
     assert "do not rely on these times: a quick run" in told.err
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     page = tmp_path / "docs" / "page.md"
     assert main(["page", "--results", str(tmp_path), "--out", str(page)]) == 0
     assert page.read_text().startswith("# Performance")
