@@ -12,7 +12,6 @@ from neural_similarity_paper.studies.adapt_continual import (
     ORDERS,
     TASK_WAYS,
     TASKS,
-    task_bytes,
     task_classes,
     task_images,
     task_positions,
@@ -81,7 +80,7 @@ def test_bytes_of_a_task(way):
         ns.models.resnet20(num_classes=5), task_recipe(Trial(way, (0.01,), "task-0", 1))
     )
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    assert task_bytes(way, trained) == f"{BYTES[way]:,}"
+    assert CONTINUAL.size[1](way, trained) == f"{BYTES[way]:,}"
     before = network.bn1.running_mean.clone()
     network.train()(torch.randn(2, 3, 32, 32))
     assert torch.equal(network.bn1.running_mean, before) == (way == "ssf")

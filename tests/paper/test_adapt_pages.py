@@ -8,16 +8,17 @@ from statistics import fmean, stdev
 import pytest
 
 from neural_similarity_paper.cli.studies import STUDIES
-from neural_similarity_paper.studies.adapt_continual import OLDER_CONTINUAL
-from neural_similarity_paper.studies.adapt_map import (
-    CHANGES,
-    MAP,
+from neural_similarity_paper.studies.adapt_map import CHANGES, MAP
+from neural_similarity_paper.studies.adapt_older import (
+    OLDER,
+    OLDER_CONTINUAL,
     OLDER_MAP,
     OLDER_RATES,
+    OLDER_STREAM,
     RATES_OF_M,
 )
 from neural_similarity_paper.studies.adapt_report import best_baseline, is_ahead, study_to_markdown
-from neural_similarity_paper.studies.adapt_unlabelled import KNOWN, KNOWN_CHANGES, OLDER_STREAM
+from neural_similarity_paper.studies.adapt_unlabelled import KNOWN, KNOWN_CHANGES
 from neural_similarity_paper.studies.rates import Trial
 from neural_similarity_paper.studies.sheets import read_sheet
 from neural_similarity_paper.tables.markdown import interval_text
@@ -43,7 +44,7 @@ def test_tables_are_what_the_command_writes(study):
     text = (ROOT / f"docs/evidence/table-{study.name}.md").read_text("utf-8")
     picture = f"table-{study.name}.png" if study is MAP else None
     assert text == study_to_markdown(study, RESULTS, picture)
-    for each in (study, *study.older):
+    for each in (study, *OLDER.get(study.name, ())):
         ran, cells = len(each.read(RESULTS)), len(each.cells)
         assert f"{ran} of {cells} cells have run" in text
     assert f"nsim reproduce {study.name} --data data" in PAGE
@@ -105,8 +106,7 @@ def test_what_the_page_says_of_rates():
     text = " ".join(PAGE.split())
     cells = OLDER_RATES.read(RESULTS)
     scores = {report.cell.name: percents(report) for report in cells}
-    rates = [f"{rate:g}" for rate in RATES_OF_M]
-    best = {cell: max(own[rate] for rate in rates) for cell, own in scores.items()}
+    best = {cell: max(own[rate] for rate in RATES_OF_M) for cell, own in scores.items()}
     lost = {w: {cell: best[cell] - own[w] for cell, own in scores.items()} for w in cells[0].runs}
     own = lost["curvature"]
     near = sum(points <= NEAR for points in own.values())
@@ -116,7 +116,7 @@ def test_what_the_page_says_of_rates():
     worst = max(own, key=own.__getitem__)
     assert f"at most {own[worst]:.2f}, {CHANGES[worst.removesuffix('-10')]}, 10 labels" in text
     assert f"on average {fmean(own.values()):.2f} points" in text
-    fixed = min(rates, key=lambda rate: fmean(lost[rate].values()))
+    fixed = min(RATES_OF_M, key=lambda rate: fmean(lost[rate].values()))
     told = f"{fmean(lost[fixed].values()):.2f} and {max(lost[fixed].values()):.2f}"
     assert f"one rate for all cells, {fixed}, {told}" in text
     runs = [run for cell in cells for run in cell.runs["curvature"]]

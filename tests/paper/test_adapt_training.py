@@ -187,7 +187,7 @@ def test_then_all_trains_m_folds_it_and_trains_the_kernels(tiny_map, monkeypatch
 def test_cells_of_the_map_run_from_the_images_to_the_page(tiny_map, monkeypatch):
     monkeypatch.setattr(rates, "GRID", (0.01,))
     ways = {way: MAP_WAYS[way] for way in ("full", "norm", "full-norm", "statistics", "undone")}
-    study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(CELL,), older=())
+    study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(CELL,))
     study.run(tiny_map, tiny_map, lambda _: None)
     (report,) = study.read(tiny_map)
     sheets = [

@@ -1,5 +1,6 @@
 """Trained to the end: verdicts by the rules of docs/evidence/end.md, from records alone."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,7 @@ from neural_similarity_paper.studies.end_report import (
 from neural_similarity_paper.studies.end_search import (
     END_SEARCH,
     PEAKS,
-    best_settings,
-    missing_settings,
-    settings_key,
+    choose_settings,
 )
 from neural_similarity_paper.studies.sheets import SCORED, read_sheet
 
@@ -91,22 +90,21 @@ def test_how_much_longer_the_plain_network_must_train():
 
 
 def test_a_search_goes_from_peaks_to_decays_at_the_best_peak():
-    accuracies = {}
-    asked = []
-    while missing := missing_settings(accuracies):
-        asked.append(missing[0])
-        accuracies[settings_key(missing[0])] = 1 - abs(missing[0][0] - 0.4) - missing[0][1]
-    assert asked == [*((peak, DECAY) for peak in PEAKS), (0.4, 2.5e-4), (0.4, 1e-3)]
-    assert best_settings(accuracies) == (0.4, 2.5e-4)
+    asked = {}
+
+    def score(settings):
+        return asked.setdefault(settings, 1 - abs(settings.peak - 0.4) - settings.decay)
+
+    assert choose_settings(score) == (0.4, 2.5e-4)
+    assert [*asked] == [*((peak, DECAY) for peak in PEAKS), (0.4, 2.5e-4), (0.4, 1e-3)]
 
 
 def test_the_recipes_have_what_their_sheets_chose():
     """And no arm has a record before its sheet is whole."""
     chosen = {}
     for path in (RESULTS / END_SEARCH).glob("*.json"):
-        accuracies = read_sheet(path, SCORED).scores
-        if not missing_settings(accuracies):
-            chosen[path.stem] = best_settings(accuracies)
+        with suppress(KeyError):
+            chosen[path.stem] = choose_settings(read_sheet(path, SCORED).score)
     assert chosen == CHOSEN
     recorded = {path.name.partition("-end-")[2] for path in RESULTS.glob("cifar10*-end-*")}
     assert recorded <= CHOSEN.keys() <= ARMS.keys()

@@ -20,7 +20,6 @@ from neural_similarity_paper.studies.restore_task import (
     Deblurring,
     observe,
     score_images,
-    turn_kernels,
 )
 from neural_similarity_paper.studies.sheets import read_sheet
 
@@ -56,7 +55,7 @@ def images(count, side=30, seed=0):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_starts_at_the_network_and_trains_its_numbers(way, network):
     before, x = deepcopy(network), images(2)
-    WAYS[way][1](network)
+    WAYS[way](network)
     assert sum(p.numel() for p in network.parameters() if p.requires_grad) == NUMBERS[way]
     if way != "turned":
         torch.testing.assert_close(network(x), before(x))
@@ -64,7 +63,7 @@ def test_a_way_starts_at_the_network_and_trains_its_numbers(way, network):
 
 def test_kernels_that_m_turns_undo_a_turned_camera(network):
     x, before = images(2), deepcopy(network)
-    turn_kernels(network, 1)
+    WAYS["turned"](network)
     torch.testing.assert_close(network(x.rot90(1, (2, 3))), before(x).rot90(1, (2, 3)))
     across, along = CAMERAS["turned-90"].kernel, TRAINED_FOR.kernel
     torch.testing.assert_close(across, along.rot90())
@@ -100,11 +99,11 @@ def tiny_study(monkeypatch, tmp_path):
     monkeypatch.setattr(restore, "STEPS", 1)
     monkeypatch.setattr(restore_task, "PRETRAINING", {"batch": 2, "steps": 1, "rate": 1e-3})
     monkeypatch.chdir(tmp_path)
-    restore._backbone.cache_clear()
+    restore.load_backbone.cache_clear()
     ways = {way: RESTORE.ways[way] for way in ("m", "all", "m-all", "nothing", "input", "turned")}
     cells = tuple(restore.restore_cell("tiny", 4, 2, c) for c in ("turned-35", "turned-90"))
     yield replace(RESTORE, ways=ways, stages=(tuple(ways),), cells=cells)
-    restore._backbone.cache_clear()
+    restore.load_backbone.cache_clear()
 
 
 def test_a_stopped_study_goes_on_and_its_page_follows_from_the_runs(tiny_study, tmp_path):
@@ -130,7 +129,7 @@ def test_a_stopped_study_goes_on_and_its_page_follows_from_the_runs(tiny_study, 
     )
     reports = tiny_study.read(tmp_path / "results")
     assert [report.draws for report in reports] == [[1, 2, 3, 4, 5]] * 2
-    sheet = read_sheet(tmp_path / "results/adapt-restore/tiny-4-2.json", RESTORE.fields)
+    sheet = read_sheet(tmp_path / "results/adapt-restore/tiny-4-2.json", RESTORE.measure.fields)
     for report in reports:
         (change,) = report.cell.changes
         ours, alone, both = (
@@ -163,7 +162,7 @@ def test_a_sheet_of_another_network_is_refused(tiny_study, tmp_path):
     arguments = tmp_path, tmp_path / "results", lambda _: None
     tiny_study.run(*arguments)
     (tmp_path / "runs/adapt-restore/tiny-4.pt").unlink()
-    restore._backbone.cache_clear()
+    restore.load_backbone.cache_clear()
     restore_task.PRETRAINING["rate"] = 2e-3
     with pytest.raises(ValueError, match=r"tiny-4-2.json is of another backbone"):
         tiny_study.run(*arguments)

@@ -35,6 +35,8 @@ TASK_CELL = Cell(
     tuple(f"task-{task}" for task in range(TASKS)),
     ORDERS,
     SearchPlace(("task-0", "task-1"), (11,), FIRST_RATES),
+    "tasks",
+    "rates",
 )
 TASK_WAYS = {
     way: Way(
@@ -87,12 +89,12 @@ def run_task(trial: Trial, data: Path, held_out: bool) -> dict[str, Any]:
     return run_in_memory(task_recipe(trial), trial.rates, whole, data)
 
 
-def task_bytes(way: str, trained: int, moving: bool = True) -> str:
-    """Bytes that a task adds: four a number, running statistics of its own too; a bit a mask."""
+def task_bytes(way: str, trained: int, moving: bool) -> str:
+    """Bytes that a task adds: four a number, also of `moving` statistics; a bit a mask."""
     network = resnet20(num_classes=TASK_CLASSES)
     head = sum(p.numel() for p in network.linear.parameters())
     numbers = (trained - head) / 32 + head if way == "piggyback" else trained
-    if (moving and way != "ssf") or way.endswith("statistics"):
+    if moving:
         numbers += sum(t.numel() for name, t in network.named_buffers() if "running" in name)
     return f"{4 * numbers:,.0f}"
 
@@ -104,28 +106,16 @@ TASK_NOTE = (
     "images; accuracy over all 10,000 test images. Rates were chosen for each way on two tasks of "
     "another order, on training images held out"
 )
-_OLDER_NAMES = ("full", "norm-statistics", "piggyback", "ssf", "residual", "head")
-OLDER_CONTINUAL = Study(
-    name="adapt-continual",
-    title="Older protocol: one rate for a way and its classifier",
-    note=f"{TASK_NOTE}.",
-    ways={way: Way(WAYS[way][0], (way,)) for way in _OLDER_NAMES},
-    stages=(_OLDER_NAMES,),
-    cells=(TASK_CELL,),
-    size=("bytes a task", lambda way, trained: task_bytes(way, trained, moving=False)),
-    positions=task_positions,
-)
 CONTINUAL = Study(
     name="adapt-continual",
     title="Twenty tasks of CIFAR-100 on a frozen ResNet-20 of CIFAR-10",
     note=f"{TASK_NOTE}: the classifier's with the linear probe, then each part's beside it.",
     ways=TASK_WAYS,
     stages=(tuple(TASK_WAYS),),
-    cells=(TASK_CELL._replace(file="tasks", rates_file="rates"),),
+    cells=(TASK_CELL,),
     run_trial=run_task,
     terms=backbone_terms,
     folder="adapt-continual/groups",
-    size=("bytes a task", task_bytes),
+    size=("bytes a task", lambda way, trained: task_bytes(way, trained, way != "ssf")),
     positions=task_positions,
-    older=(OLDER_CONTINUAL,),
 )

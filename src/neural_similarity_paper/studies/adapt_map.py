@@ -126,7 +126,7 @@ def _labelled_correct(way: str, cell: Cell, draw: int, data: Path) -> int:
 
 
 def map_cell(change: str, labels: int, draws: tuple[int, ...] = DRAWS) -> Cell:
-    """A cell of the map, of this protocol or the older one."""
+    """A cell of the map."""
     return Cell(
         f"{change}-{labels}",
         f"{CHANGES[change]}, {labels} labels",
@@ -141,49 +141,6 @@ def map_cell(change: str, labels: int, draws: tuple[int, ...] = DRAWS) -> Cell:
 
 
 MAP_CELLS = tuple(map_cell(change, labels) for labels in LABELS for change in CHANGES)
-_OLDER_NAMES = (
-    "full", "all", "norm", "residual", "residual-vector", "atoms", "lora", "lora-c", "lora-c4",
-    "oft", "conv-adapter", "ssf", "film", "bias", "head",
-)  # fmt: skip
-OLDER_WAYS = {way: Way(WAYS[way][0], (way,)) for way in _OLDER_NAMES} | {
-    way: MAP_WAYS[way] for way in ("statistics", "nothing", "undone")
-}
-OLDER_MAP = Study(
-    name="adapt-map",
-    title="Older protocol: labels from the training images",
-    note=(
-        "Images that give labels are of the set that the backbone was trained on; all 10,000 test "
-        "images are scored. Rates were chosen for each way and number of labels under "
-        f"{', '.join(RATE_CHANGES)}, on training images held out; in the last columns M's is by "
-        "curvature, on a run's labelled images, and those of other ways as before. A cell's "
-        "networks normalise by running statistics of the new images or by the backbone's: by those "
-        "with which the untrained network classifies more of the labelled images of all draws. "
-        "SSF keeps the backbone's."
-    ),
-    ways=OLDER_WAYS,
-    stages=(tuple(OLDER_WAYS),),
-    cells=MAP_CELLS,
-    columns=(Column(), Column("M by curvature", ("full",))),
-)
-RATES_OF_M = (3e-4, 1e-3, 3e-3, 0.01, 0.03)
-"""Rates of M that cells of the older protocol tried, beside M's own by curvature."""
-OLDER_RATES = Study(
-    name="adapt-map",
-    title="Older protocol: M by learning rate",
-    note=(
-        "Static full M at five rates, and at its rate by curvature, the default of `nsim train "
-        "adapt` with a kept classifier. The best rate of a cell is known by its test images alone."
-    ),
-    ways={
-        name: Way(f"static full M, {label}", run=run, fixed=(rate,))
-        for name, label, run, rate in (
-            ("curvature", "by curvature", f"full{CURVED}", 0.0),
-            *((f"{rate:g}", f"rate {rate:g}", "full", rate) for rate in RATES_OF_M),
-        )
-    },
-    stages=(("curvature", *(f"{rate:g}" for rate in RATES_OF_M)),),
-    cells=MAP_CELLS,
-)
 TRAINED_WAYS = tuple(way for way, spec in MAP_WAYS.items() if spec.rates)
 MAP = Study(
     name="adapt-map",
@@ -205,5 +162,4 @@ MAP = Study(
     terms=backbone_terms,
     columns=(Column("chosen"), Column("by curvature", TRAINED_WAYS)),
     folder="adapt-map/unseen",
-    older=(OLDER_MAP, OLDER_RATES),
 )

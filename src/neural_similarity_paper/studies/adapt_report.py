@@ -8,7 +8,8 @@ from torch import Tensor
 
 from neural_similarity.files import new_file
 from neural_similarity_paper.statistics import mean_and_deviation
-from neural_similarity_paper.studies.adapt_study import PERCENT, CellReport, Lead, Study
+from neural_similarity_paper.studies.adapt_older import OLDER
+from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Lead, Study
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.verdicts import LEVEL
 
@@ -32,11 +33,11 @@ def study_to_markdown(study: Study, results: Path, picture: str | None = None) -
     parts = [f"# {study.title}"]
     if picture:
         parts.append(f"![M's leads by change of the images]({picture})")
-    notes = LEADS_NOTE.format(unit=study.unit.lead)
-    if study.unit is PERCENT:
+    notes = LEADS_NOTE.format(unit=study.measure.unit)
+    if study.measure is ACCURACY:
         notes += f" {PRECISION_NOTE}"
     parts += [notes, *_study_parts(study, study.read(results))]
-    for older in study.older:
+    for older in OLDER.get(study.name, ()):
         parts += [f"## {older.title}", *_study_parts(older, older.read(results))]
     return "\n\n".join(parts) + "\n"
 
@@ -46,7 +47,7 @@ def _study_parts(study: Study, reports: Sequence[CellReport]) -> list[str]:
     head = ["", "way", study.size[0], "rate"]
     for column in study.columns:
         title = f" ({column.title})" if column.title else ""
-        head += [f"{study.unit.title}{title}", f"lead of M{title}", "p, cell", "p, all cells"]
+        head += [f"{study.measure.title}{title}", f"lead of M{title}", "p, cell", "p, all cells"]
     rows = [_way_cells(study, report, way) for report in reports for way in report.runs]
     table = [*_summaries(study, reports), markdown_rows(head, *rows)] if rows else []
     return [counts, study.note, *table]
@@ -78,7 +79,7 @@ def _way_cells(study: Study, report: CellReport, way: str) -> list[str]:
     cells = [cell_title(report), study.ways[way].label, study.size[1](way, trained), rate]
     for correct, leads in zip(report.correct, report.leads, strict=True):
         cells += [
-            mean_text(correct[way], study.unit.scale) + scored_text(runs),
+            mean_text(correct[way], study.measure.scale) + scored_text(runs),
             *_lead_cells(leads.get(way)),
         ]
     return cells
@@ -135,7 +136,7 @@ def draw_study(study: Study, results: Path, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    studies = [(each, each.read(results)) for each in (study, *study.older)]
+    studies = [(each, each.read(results)) for each in (study, *OLDER.get(study.name, ()))]
     study, reports = next((pair for pair in studies if pair[1]), studies[0])
     reports = [report for report in reports if report.leads[0]]
     pairs = [way for way, spec in study.ways.items() if spec.alone]

@@ -1,10 +1,11 @@
 """Studies of adaptation: cells of (change, labels, way, search), their runs, sheets and reports."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import unpack_correct
 from neural_similarity.lab.train.statistics import Interval
 from neural_similarity_paper.statistics import LEAST_SEEDS, by_image, by_seed_and_image, holm
-from neural_similarity_paper.studies.rates import RateSearch, SearchPlace, Trial
+from neural_similarity_paper.studies.rates import SearchPlace, Trial, choose_rate
 from neural_similarity_paper.studies.sheets import (
     TRAINED,
     ReportLine,
@@ -34,16 +35,12 @@ class Way(NamedTuple):
 
     label: str
     rates: tuple[str, ...] = ()
-    """Ways whose chosen rates it takes, in the order of `Trial.rates`; none where none trains. Its
-    own name comes last where its rate is searched."""
+    """Ways whose chosen rates it takes, in the order of `Trial.rates`; none where nothing trains.
+    Its own name comes last where its rate is searched."""
     alone: str = ""
     """The same way without M, over which M's gain is shown."""
     every_draw: bool = True
     """Whether its answers depend on the draw."""
-    run: str = ""
-    """Its name in runs, where that is another one."""
-    fixed: tuple[float, ...] = ()
-    """Rates that are neither searched nor by curvature."""
 
 
 class Cell(NamedTuple):
@@ -73,22 +70,31 @@ class Column(NamedTuple):
     curved: Collection[str] = ()
 
 
-class Unit(NamedTuple):
-    """Title of the column of means, unit of leads, and factor on an image's entry."""
+class Measure(NamedTuple):
+    """What runs say of each image, and how it is shown.
+
+    Attributes:
+        title, unit: of the column of means, and of leads.
+        scale: factor on an image's entry.
+        answers: the field of a run that has the entries: packed booleans, or numbers.
+        fields: types of what the table shows of a run.
+    """
 
     title: str
-    lead: str
+    unit: str
     scale: float
+    answers: str
+    fields: Mapping[str, Any]
 
 
-PERCENT = Unit("accuracy, %", "points", 100.0)
+ACCURACY = Measure("accuracy, %", "points", 100.0, "correct", TRAINED)
 
 
 class Lead(NamedTuple):
     """A difference, with p-values adjusted within the cell and over all cells."""
 
     interval: Interval
-    p: float
+    p: float = 1.0
     p_all: float = 1.0
 
 
@@ -108,7 +114,7 @@ class CellReport:
     rates: dict[str, str]
     runs: dict[str, list[dict[str, Any]]]
     correct: list[dict[str, Tensor]]
-    leads: list[dict[str, Lead]] = field(default_factory=list)
+    leads: list[dict[str, Lead]]
 
 
 @dataclass(frozen=True)
@@ -121,15 +127,11 @@ class Study:
         run_trial: trains and scores a trial, given `data`, the folder of the data sets, `held_out`,
             whether held-out images stand for test images, and a cell's labels and statistics; what
             a sheet keeps of it. Older studies are shown alone and need none.
+        terms: what a cell's sheets must say, such as the digest of its network.
         begin: completes the facts of a cell's sheet.
-        terms: facts of every new sheet, such as the digest of the network.
         positions: where a run's images stand among those of its draw; by default in their order.
         size: title and text of what a way costs, from the number of trained parameters.
-        answers: the field of a run that has an entry for each image: packed booleans, or numbers.
-        unit: how means and leads are shown.
-        fields: types of what the table shows of a run.
         floor: a way without training; a cell where none that trains is above it ranks nothing.
-        older: studies that are shown below it.
     """
 
     name: str
@@ -139,17 +141,14 @@ class Study:
     stages: tuple[tuple[str, ...], ...]
     cells: tuple[Cell, ...]
     run_trial: Callable[..., dict[str, Any]] = dict
+    terms: Callable[[Cell, Path], dict[str, Any]] = lambda *_: {}
     begin: Callable[[Sheet, Cell, Path], None] = lambda *_: None
-    terms: Callable[[], dict[str, Any]] = dict
     columns: tuple[Column, ...] = (Column(),)
     folder: str = ""
     positions: Callable[[Trial, int], Tensor] = lambda _, count: torch.arange(count)
     size: tuple[str, Callable[[str, int], str]] = ("trained", lambda _, trained: f"{trained:,}")
-    answers: str = "correct"
-    unit: Unit = PERCENT
-    fields: Mapping[str, Any] = field(default_factory=lambda: TRAINED)
+    measure: Measure = ACCURACY
     floor: str = ""
-    older: tuple["Study", ...] = ()
 
     def sheet_path(self, results: Path, stem: str, facts: Mapping[str, Any] | None = None) -> Path:
         """A sheet; those that chose rates are apart by what their networks normalised by."""
@@ -169,46 +168,30 @@ class Study:
     def _fill(
         self, cell: Cell, stage: Sequence[str], data: Path, results: Path, report: ReportLine
     ) -> None:
-        sheet = self._open(self.sheet_path(results, cell.file), cell.facts)
+        terms, fields = self.terms(cell, data), self.measure.fields
+        sheet = open_sheet(self.sheet_path(results, cell.file), fields, **terms, **cell.facts)
         self.begin(sheet, cell, data)
         shared = {k: v for k, v in sheet.facts.items() if k in ("labels", "statistics")}
+        path = self.sheet_path(results, cell.rates_file, shared)
+        rates = open_sheet(path, fields, **terms, **shared)
         run = partial(self.run_trial, data=data, **shared)
-        rates = self._open(self.sheet_path(results, cell.rates_file, shared), shared)
 
         def run_held_out(trial: Trial) -> dict[str, Any]:
-            return {k: v for k, v in run(trial, held_out=True).items() if k != self.answers}
+            facts = run(trial, held_out=True)
+            return {k: v for k, v in facts.items() if k != self.measure.answers}
 
-        fill = partial(rates.fill, run_trial=run_held_out, report=report)
-        chosen = self.choose_rates(cell, stage, rates, fill) or {}
-        trials = chain.from_iterable(self.trials(cell, stage, chosen).values())
-        sheet.fill(trials, partial(run, held_out=False), report)
-
-    def _open(self, path: Path, facts: Mapping[str, Any]) -> Sheet:
-        """A sheet of the present network.
-
-        Raises:
-            ValueError: its runs are of another one.
-        """
-        terms = self.terms()
-        sheet = open_sheet(path, self.fields, **terms, **facts)
-        for name, value in terms.items():
-            if sheet.facts.get(name) != value:
-                raise ValueError(f"{path} is of another {name}, {sheet.facts.get(name)!r:.80}")
-        return sheet
+        chosen = self.choose_rates(cell, stage, lambda t: rates.run(t, run_held_out, report))
+        for trial in chain.from_iterable(self.trials(cell, stage, chosen).values()):
+            sheet.run(trial, partial(run, held_out=False), report)
 
     def choose_rates(
-        self, cell: Cell, ways: Iterable[str], sheet: Sheet, fill: Callable[..., None] | None = None
-    ) -> dict[str, float] | None:
-        """The rates that a sheet's runs chose for ways, after `fill` ran what lacks, or None."""
+        self, cell: Cell, ways: Iterable[str], score: Callable[[Trial], float]
+    ) -> dict[str, float]:
+        """The rates of ways, by the scores of trials on held-out images."""
         chosen: dict[str, float] = {}
         for name in dict.fromkeys(name for way in ways for name in self.ways[way].rates):
             others = tuple(chosen[other] for other in self.ways[name].rates[:-1])
-            search = RateSearch(name, cell.place, others)
-            while missing := search.missing(sheet.scores):
-                if fill is None:
-                    return None
-                fill(missing)
-            chosen[name] = search.choose(sheet.scores)
+            chosen[name] = choose_rate(name, cell.place, others, score)
         return chosen
 
     def trials(
@@ -216,25 +199,22 @@ class Study:
     ) -> dict[tuple[int, str, int], list[Trial]]:
         """The runs of a draw, a way and a column, a draw after the other."""
         return {
-            (draw, way, at): [
-                self._trial(way, column, rates, change, draw if spec.every_draw else cell.draws[0])
-                for change in cell.changes
-            ]
+            (draw, way, at): self._trials(cell, way, column, rates, draw)
             for draw in cell.draws
             for way in ways
             if way not in cell.without
-            for spec in [self.ways[way]]
             for at, column in enumerate(self.columns)
         }
 
-    def _trial(
-        self, way: str, column: Column, rates: Mapping[str, float], change: str, draw: int
-    ) -> Trial:
-        if way in column.curved:
-            return Trial(way + CURVED, (0.0,), change, draw)
+    def _trials(
+        self, cell: Cell, way: str, column: Column, rates: Mapping[str, float], draw: int
+    ) -> list[Trial]:
         spec = self.ways[way]
-        chosen = spec.fixed or tuple(rates[name] for name in spec.rates) or (1.0,)
-        return Trial(spec.run or way, chosen, change, draw)
+        name, chosen = way, tuple(rates[part] for part in spec.rates) or (1.0,)
+        if way in column.curved:
+            name, chosen = way + CURVED, (0.0,)
+        draw = draw if spec.every_draw else cell.draws[0]
+        return [Trial(name, chosen, change, draw) for change in cell.changes]
 
     def read(self, results: Path) -> list[CellReport]:
         """The cells that can be shown.
@@ -243,40 +223,34 @@ class Study:
             ValueError: a file is damaged.
         """
         reports = [report for cell in self.cells if (report := self._read_cell(results, cell))]
-        for at in range(len(self.columns)):
-            for pairs in (False, True):
-                keys = [
-                    (report.leads[at], way)
-                    for report in reports
-                    for way in report.leads[at]
-                    if bool(self.ways[way].alone) == pairs
-                ]
-                adjusted = holm([leads[way].interval.p or 0.0 for leads, way in keys])
-                for (leads, way), p in zip(keys, adjusted, strict=True):
-                    leads[way] = leads[way]._replace(p_all=p)
+        for at, pairs in product(range(len(self.columns)), (False, True)):
+            families = [
+                [(r.leads[at], way) for way in r.leads[at] if bool(self.ways[way].alone) == pairs]
+                for r in reports
+            ]
+            for family in families:
+                _adjust("p", family)
+            _adjust("p_all", [*chain.from_iterable(families)])
         return reports
 
     def _read_cell(self, results: Path, cell: Cell) -> CellReport | None:
-        sheet = read_sheet(path := self.sheet_path(results, cell.file), self.fields)
-        rates = read_sheet(self.sheet_path(results, cell.rates_file, sheet.facts), self.fields)
+        fields, columns = self.measure.fields, range(len(self.columns))
+        sheet = read_sheet(path := self.sheet_path(results, cell.file), fields)
+        rates = read_sheet(self.sheet_path(results, cell.rates_file, sheet.facts), fields)
         trials: dict[tuple[int, str, int], list[Trial]] = {}
         for stage in self.stages:
-            if (chosen := self.choose_rates(cell, stage, rates)) is not None:
-                trials |= self.trials(cell, stage, chosen)
+            with suppress(KeyError):  # Runs that choose its rates are missing.
+                trials |= self.trials(cell, stage, self.choose_rates(cell, stage, rates.score))
         runs = {
             key: [sheet.runs[str(trial)] for trial in own]
             for key, own in trials.items()
             if all(str(trial) in sheet.runs for trial in own)
         }
-        columns = range(len(self.columns))
-
-        def has_all(way: str, draw: int) -> bool:
-            return way in cell.without or all((draw, way, at) in runs for at in columns)
-
-        draws = [draw for draw in cell.draws if all(has_all(w, draw) for w in self.stages[0])]
+        first = [way for way in self.stages[0] if way not in cell.without]
+        draws = [d for d in cell.draws if all((d, w, at) in runs for w in first for at in columns)]
         if len(draws) < min(LEAST_SEEDS, len(cell.draws)):
             return None
-        ways = [w for w in self.ways if all(w not in cell.without and has_all(w, d) for d in draws)]
+        ways = [w for w in self.ways if all((d, w, at) in runs for d in draws for at in columns)]
         with content_errors(path):
             correct = [
                 {
@@ -298,28 +272,29 @@ class Study:
 
     def _correct(self, trials: Sequence[Trial], runs: Sequence[Mapping[str, Any]]) -> Tensor:
         """What a run says of each image of a draw, (images)."""
-        packed = self.answers == "correct"
-        parts = [(unpack_correct if packed else torch.tensor)(run[self.answers]) for run in runs]
+        answers = self.measure.answers
+        unpack = unpack_correct if answers == "correct" else torch.tensor
+        parts = [unpack(run[answers]) for run in runs]
         places = [self.positions(t, len(part)) for t, part in zip(trials, parts, strict=True)]
         return torch.cat(parts)[torch.cat(places).argsort()]
 
     def _leads(self, correct: Mapping[str, Tensor]) -> dict[str, Lead]:
-        """The leads of a column, adjusted for those over baselines, and for those of pairs."""
-        ours = self.stages[0][0]
+        """The leads of a column, not adjusted yet."""
+        ours, scale = self.stages[0][0], self.measure.scale
         trained = [correct[way].float().mean() for way in correct if self.ways[way].rates]
         if self.floor and max(trained) <= correct[self.floor].float().mean():
             return {}
-        pairs = {w: (w, alone) for w in correct if (alone := self.ways[w].alone)}
-        baselines = {w: (ours, w) for w in correct if w != ours and w not in pairs}
-        leads: dict[str, Lead] = {}
-        for family in (baselines, pairs):
-            found = {
-                way: lead_of(correct[a], correct[b], self.unit.scale)
-                for way, (a, b) in family.items()
-            }
-            adjusted = holm([lead.p or 0.0 for lead in found.values()])
-            leads |= {w: Lead(found[w], p) for w, p in zip(found, adjusted, strict=True)}
-        return leads
+        pairs = {
+            w: (w, a) if (a := self.ways[w].alone) else (ours, w) for w in correct if w != ours
+        }
+        return {w: Lead(lead_of(correct[a], correct[b], scale)) for w, (a, b) in pairs.items()}
+
+
+def _adjust(field: str, family: Sequence[tuple[dict[str, Lead], str]]) -> None:
+    """Set a p-value of leads, adjusted by Holm for all of the family."""
+    adjusted = holm([leads[way].interval.p or 0.0 for leads, way in family])
+    for (leads, way), p in zip(family, adjusted, strict=True):
+        leads[way] = leads[way]._replace(**{field: p})
 
 
 def lead_of(ours: Tensor, theirs: Tensor, scale: float = 100.0) -> Interval:

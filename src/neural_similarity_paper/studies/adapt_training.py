@@ -51,21 +51,10 @@ def load_halves(name: str, data: Path, held_out: bool) -> Dataset:
     return Dataset(name, labelled, scored)
 
 
-def backbone_terms() -> dict[str, str]:
+def backbone_terms(*_: object) -> dict[str, str]:
     """The digest of the network's tensors."""
-    with open_file(network_path(RESNET["backbone"])) as file:
+    with open_file(Path(RESNET["backbone"])) as file:
         return {"backbone": state_digest(torch.load(file, map_location="cpu", weights_only=True))}
-
-
-def network_path(name: str) -> Path:
-    """The file of the network that is adapted.
-
-    Raises:
-        FileNotFoundError: it is not there.
-    """
-    if not (path := Path(name)).exists():
-        raise FileNotFoundError(f"{path} is missing, the network that is adapted")
-    return path
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,6 @@ def start_run(
     recipe: AdaptationRecipe, whole: Dataset, data: Path, add: AddParts = lambda _: []
 ) -> MemoryRun:
     """The state before the first step; `add` changes the backbone before M is added."""
-    network_path(recipe.backbone)
     task = AdaptationTask.of_dataset(replace(recipe, lr=1.0), whole)
     run: Any = task.new_run(MEMORY, "adapt", 1.0, data)
     backbone = run.recipe.load_backbone(run.classes, **run.input_sizes)
@@ -181,6 +169,13 @@ def run_in_memory(
 def trained_numbers(network: nn.Module) -> int:
     """How many numbers train."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+def fix_trained(network: nn.Module, number: float) -> None:
+    """Give all that trains this number, and let nothing train."""
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            nn.init.constant_(parameter, number).requires_grad_(False)
 
 
 def score_in_memory(memory: MemoryRun, images: ImageSet) -> Tensor:

@@ -28,6 +28,7 @@ from neural_similarity_paper.studies.adapt_study import Cell, Study, Way
 from neural_similarity_paper.studies.adapt_training import (
     MemoryRun,
     backbone_terms,
+    fix_trained,
     load_halves,
     parameter_parts,
     run_facts,
@@ -52,7 +53,8 @@ def stream_cell(change: str, order: str, batch: int) -> Cell:
     streams = tuple(f"{other}/iid/{batch}" for other in RATE_CHANGES)
     label = f"{CHANGES[change]}, {STREAM_ORDERS[order]}, batches of {batch}"
     name = f"{change}/{order}/{batch}"
-    return Cell(name, label, (name,), (1,), SearchPlace(streams, (11,), ADAM_RATES))
+    place = SearchPlace(streams, (11,), ADAM_RATES)
+    return Cell(name, label, (name,), (1,), place, "streams", "rates")
 
 
 def stream_positions(labels: Tensor, order: str, draw: int) -> Tensor:
@@ -107,10 +109,6 @@ _ENTROPY = {
     "full-norm": "M and batch normalisation by entropy",
     "statistics": "statistics of the batch alone",
 }
-_OLDER_WAYS = {
-    way: Way(_ENTROPY[way], (way,) if way != "statistics" else ())
-    for way in ("full", "norm", "statistics")
-}
 STREAM_WAYS = {
     f"{way}{kind}": Way(
         f"{_ENTROPY[way]}{', running statistics' if kind else ''}",
@@ -126,14 +124,6 @@ STREAM_CELLS = tuple(
     for batch in STREAM_BATCHES
     for order in STREAM_ORDERS
 )
-OLDER_STREAM = Study(
-    name="adapt-stream",
-    title="Older protocol: rates on training images, statistics of the batch alone",
-    note=STREAM_NOTE.format("training"),
-    ways=_OLDER_WAYS,
-    stages=(tuple(_OLDER_WAYS),),
-    cells=STREAM_CELLS,
-)
 STREAM = Study(
     name="adapt-stream",
     title="Adaptation without labels",
@@ -141,11 +131,10 @@ STREAM = Study(
     + " A fixed half of the test images gives those, and the other half the streams.",
     ways=STREAM_WAYS,
     stages=(tuple(STREAM_WAYS),),
-    cells=tuple(cell._replace(file="streams", rates_file="rates") for cell in STREAM_CELLS),
+    cells=STREAM_CELLS,
     run_trial=run_stream,
     terms=backbone_terms,
     folder="adapt-stream/groups",
-    older=(OLDER_STREAM,),
 )
 
 KNOWN: Mapping[str, tuple[Affine, float]] = {
@@ -159,7 +148,6 @@ KNOWN_WAYS = {
 }
 
 
-@torch.no_grad()
 def score_known(trial: Trial, data: Path, held_out: bool = False) -> dict[str, Any]:
     """Score the network, with M from the geometry, or on images that are changed back."""
     del held_out
@@ -169,9 +157,7 @@ def score_known(trial: Trial, data: Path, held_out: bool = False) -> dict[str, A
         recipe = replace(recipe, similarity=Static(KNOWN[trial.change][0]), train="M")
     whole = load_dataset(recipe.dataset, root=data)
     memory = start_run(recipe, whole, data)
-    for parameter in memory.network.parameters():
-        if parameter.requires_grad:
-            parameter.fill_(KNOWN[trial.change][1]).requires_grad_(False)
+    fix_trained(memory.network, KNOWN[trial.change][1])
     return run_facts(memory, score_in_memory(memory, whole.test), whole.test)
 
 

@@ -1,7 +1,7 @@
 """What the networks trained to the end say, by the rules of docs/evidence/end.md."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log
 from pathlib import Path
@@ -40,17 +40,17 @@ class ArmKey(NamedTuple):
         return f"{self.name}, {self.epochs} epochs"
 
 
-PRIMARY = ArmKey("static-full", 32), ArmKey("cnn", 32)
-SECONDARY = (
-    *(
-        (ArmKey(name, 16), ArmKey("cnn", 16))
-        for name in ("static-diagonal", "pooled", "dynamic-diagonal", "light-diagonal")
-    ),
-    (ArmKey("pooled", 16), ArmKey("cnn", 32)),
-    (ArmKey("light-diagonal", 16), ArmKey("cnn", 32)),
-    (ArmKey("dynamic-diagonal", 16), ArmKey("cnn-parameters", 16)),
-    (ArmKey("dynamic-diagonal", 16), ArmKey("cnn-wide", 16)),
-    (ArmKey("dynamic-diagonal", 16), ArmKey("cnn", 57)),
+Pair = tuple[ArmKey, ArmKey]
+DATA = "cifar10", "cifar100"
+PRIMARY: Pair = ArmKey("static-full", 32), ArmKey("cnn", 32)
+SECONDARY = tuple(
+    (ArmKey(ours, 16), ArmKey(theirs, epochs))
+    for ours, theirs, epochs in (
+        *((name, "cnn", 16) for name in ("static-diagonal", "pooled", "dynamic-diagonal")),
+        *(("light-diagonal", "cnn", 16), ("pooled", "cnn", 32), ("light-diagonal", "cnn", 32)),
+        *(("dynamic-diagonal", theirs, 16) for theirs in ("cnn-parameters", "cnn-wide")),
+        ("dynamic-diagonal", "cnn", 57),
+    )
 )
 DESCRIBED = (
     *((ArmKey("static-full", epochs), ArmKey("cnn", epochs)) for epochs in (8, 16, 57)),
@@ -85,6 +85,10 @@ class Judged:
     equivalence: float | None = None
     """The p-value of equivalence, at the second look."""
 
+    @property
+    def p_values(self) -> tuple[float | None, ...]:
+        return self.interval.p if self.interval else None, self.adjusted, self.equivalence
+
 
 def read_errors(results: Path) -> dict[ArmKey, Tensor]:
     """The errors of all records of the arms.
@@ -92,65 +96,70 @@ def read_errors(results: Path) -> dict[ArmKey, Tensor]:
     Raises:
         ValueError: a record cannot be used.
     """
-    found = {}
-    for data in ("cifar10", "cifar100"):
-        for key in (ArmKey(name, epochs, data) for epochs in EPOCHS for name in ARMS):
-            records = read_records(results, f"{data}-end-{key.name}", EPOCHS[key.epochs])
-            if records:
-                right = [record.accuracies for record in records_by_seed(records).values()]
-                found[key] = 100 * (1 - torch.stack(right))
-    return found
+    errors = {}
+    for data, epochs, name in itertools.product(DATA, EPOCHS, ARMS):
+        records = read_records(results, f"{data}-end-{name}", EPOCHS[epochs])
+        if records:
+            correct = [record.accuracies for record in records_by_seed(records).values()]
+            errors[ArmKey(name, epochs, data)] = 100 * (1 - torch.stack(correct))
+    return errors
 
 
 def judge_primary(errors: Errors) -> Judged:
     """The primary comparison at the last look that its seeds allow, or an earlier one's finding."""
-    ours, theirs = PRIMARY
-    have = min(len(errors.get(key, ())) for key in PRIMARY)
-    interval, seeds = _compare(errors, ours, theirs, have), have
-    for look in (look for look in LOOKS if look <= have):
-        interval, seeds = _compare(errors, ours, theirs, look), look
-        if interval is not None and (interval.p or 0.0) < LOOK_LEVEL:
-            return Judged(ours, theirs, look, interval, _side(interval))
-    if interval is None or seeds < LOOKS[0]:
-        return Judged(ours, theirs, seeds, interval, f"not judged before {LOOKS[0]} seeds")
-    if seeds < LOOKS[1]:
-        return Judged(ours, theirs, seeds, interval, "no gain seen at the first look")
+    have = _seeds(errors, PRIMARY)
+    if have < LOOKS[0]:
+        verdict = f"not judged before {LOOKS[0]} seeds"
+        return Judged(*PRIMARY, have, _compare(errors, PRIMARY, have), verdict)
+    looks = [
+        (look, by_arm_and_image(*(errors[key][:look] for key in PRIMARY)))
+        for look in LOOKS
+        if look <= have
+    ]
+    for look, interval in looks:
+        if (interval.p or 0.0) < LOOK_LEVEL:
+            return Judged(*PRIMARY, look, interval, _side(interval))
+    look, interval = looks[-1]
+    if look < LOOKS[-1]:
+        return Judged(*PRIMARY, look, interval, "no gain seen at the first look")
     p = equivalence_p(interval, MARGIN)
     verdict = f"no gain: within ±{MARGIN:g}" if p < LEVEL else "no gain seen, nor equivalence"
-    return Judged(ours, theirs, seeds, interval, verdict, equivalence=p)
+    return Judged(*PRIMARY, look, interval, verdict, equivalence=p)
 
 
 def judge_secondary(errors: Errors) -> list[Judged]:
     """The secondary comparisons, adjusted by Holm for all that were planned."""
+    seeds = SECONDARY_SEEDS
     intervals = [
-        _compare(errors, *pair, SECONDARY_SEEDS)
-        if all(len(errors.get(key, ())) >= SECONDARY_SEEDS for key in pair)
-        else None
+        _compare(errors, pair, seeds) if _seeds(errors, pair) >= seeds else None
         for pair in SECONDARY
     ]
-    adjusted = holm([1.0 if one is None or one.p is None else one.p for one in intervals])
-    judged = []
-    for (ours, theirs), interval, p in zip(SECONDARY, intervals, adjusted, strict=True):
-        if interval is None:
-            judged.append(Judged(ours, theirs, 0, None, "not run"))
-        else:
-            verdict = _side(interval) if p < LEVEL else "not seen"
-            judged.append(Judged(ours, theirs, SECONDARY_SEEDS, interval, verdict, p))
-    return judged
+    adjusted = holm([1.0 if each is None or each.p is None else each.p for each in intervals])
+    return [
+        Judged(*pair, 0, None, "not run")
+        if interval is None
+        else Judged(*pair, seeds, interval, _side(interval) if p < LEVEL else "not seen", p)
+        for pair, interval, p in zip(SECONDARY, intervals, adjusted, strict=True)
+    ]
 
 
 def judge_described(errors: Errors) -> list[Judged]:
     """The comparisons that are not tested."""
-    seeds = (min(len(errors.get(key, ())) for key in pair) for pair in DESCRIBED)
+    seeds = [_seeds(errors, pair) for pair in DESCRIBED]
     return [
-        Judged(*pair, count, _compare(errors, *pair, count), "described")
+        Judged(*pair, count, _compare(errors, pair, count), "described")
         for pair, count in zip(DESCRIBED, seeds, strict=True)
     ]
 
 
-def _compare(errors: Errors, ours: ArmKey, theirs: ArmKey, seeds: int) -> Interval | None:
+def _seeds(errors: Errors, pair: Pair) -> int:
+    """How many both arms have."""
+    return min(len(errors.get(key, ())) for key in pair)
+
+
+def _compare(errors: Errors, pair: Pair, seeds: int) -> Interval | None:
     """The difference of two arms by their first seeds, if there are two of each."""
-    return by_arm_and_image(errors[ours][:seeds], errors[theirs][:seeds]) if seeds > 1 else None
+    return by_arm_and_image(*(errors[key][:seeds] for key in pair)) if seeds > 1 else None
 
 
 def _side(interval: Interval) -> str:
@@ -170,19 +179,16 @@ def level_factor(errors: Errors, epochs: int) -> Interval | None:
     means = [errors[ArmKey("cnn", length)].mean(1) for length in lengths]
     generator = torch.Generator().manual_seed(0)
 
-    def sample(values: Tensor) -> float:
-        return values[torch.randint(len(values), (len(values),), generator=generator)].mean().item()
+    def resampled(values: Tensor) -> Tensor:
+        return values[torch.randint(len(values), (len(values),), generator=generator)]
 
-    def factor(curve: Sequence[float], error: float) -> float:
-        return _epochs_at(error, lengths, curve) / epochs
+    def factor(draw: Callable[[Tensor], Tensor]) -> float:
+        curve = [draw(values).mean().item() for values in means]
+        return _epochs_at(draw(ours.mean(1)).mean().item(), lengths, curve) / epochs
 
-    drawn = sorted(
-        factor([sample(values) for values in means], sample(ours.mean(1))) for _ in range(BOOTSTRAP)
-    )
+    drawn = sorted(factor(resampled) for _ in range(BOOTSTRAP))
     low, high = drawn[int(0.025 * BOOTSTRAP)], drawn[int(0.975 * BOOTSTRAP) - 1]
-    return Interval(
-        factor([values.mean().item() for values in means], ours.mean().item()), low, high
-    )
+    return Interval(factor(lambda values: values), low, high)
 
 
 def _epochs_at(error: float, lengths: Sequence[int], curve: Sequence[float]) -> float:
@@ -203,7 +209,7 @@ def end_to_markdown(results: Path) -> str:
     parts = ["# Trained to the end", NOTE, _arms_table(errors), "## Comparisons"]
     parts.append(_judged_table([primary, *judge_secondary(errors), *judge_described(errors)]))
     if factors := [
-        f"{epochs} epochs: {_factor_text(factor)}"
+        f"{epochs} epochs: {factor.mean:.2f} [{factor.low:.2f}, {factor.high:.2f}]"
         for epochs in EPOCHS
         if (factor := level_factor(errors, epochs)) is not None
     ]:
@@ -213,12 +219,12 @@ def end_to_markdown(results: Path) -> str:
 
 
 def _arms_table(errors: Errors) -> str:
-    rows = []
-    for data in ("cifar10", "cifar100"):
-        for name, (text, _) in ARMS.items():
-            cells = [errors.get(ArmKey(name, epochs, data)) for epochs in EPOCHS]
-            if any(cell is not None for cell in cells):
-                rows.append((data, text, *map(_error_text, cells)))
+    rows = [
+        (data, text, *map(_error_text, cells))
+        for data, (name, (text, _)) in itertools.product(DATA, ARMS.items())
+        for cells in [[errors.get(ArmKey(name, epochs, data)) for epochs in EPOCHS]]
+        if any(cell is not None for cell in cells)
+    ]
     return markdown_rows(("", "network", *(f"{epochs} epochs" for epochs in EPOCHS)), *rows)
 
 
@@ -232,20 +238,12 @@ def _judged_table(judged: Sequence[Judged]) -> str:
     head = ("", "against", "n", "difference", "p", "p by Holm", "p of equivalence", "says")
     rows = [
         (
-            f"{one.ours}" + (" of CIFAR-100" if one.ours.data == "cifar100" else ""),
-            f"{one.theirs}",
-            f"{one.seeds}",
-            "" if one.interval is None else interval_text(one.interval),
-            *(
-                "" if p is None else f"{p:.3f}"
-                for p in (one.interval and one.interval.p, one.adjusted, one.equivalence)
-            ),
-            one.verdict,
+            f"{each.ours}" + (" of CIFAR-100" if each.ours.data == "cifar100" else ""),
+            *(f"{each.theirs}", f"{each.seeds}"),
+            interval_text(each.interval) if each.interval else "",
+            *("" if p is None else f"{p:.3f}" for p in each.p_values),
+            each.verdict,
         )
-        for one in judged
+        for each in judged
     ]
     return markdown_rows(head, *rows)
-
-
-def _factor_text(factor: Interval) -> str:
-    return f"{factor.mean:.2f} [{factor.low:.2f}, {factor.high:.2f}]"

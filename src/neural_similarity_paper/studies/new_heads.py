@@ -3,7 +3,7 @@
 docs/evidence/new-heads.md has the design and the law.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -108,75 +108,85 @@ def sheet_path(results: Path) -> Path:
 
 def run_new_heads(data: Path, results: Path, report: ReportLine) -> None:
     """Run what is missing."""
-
-    def run_trial(run: Trial) -> dict[str, Any]:
-        folder, fields = GROUPS[CELLS[run.change].group]
-        images = _images(data / folder, fields["image_size"])
-        return train_as_command(head_recipe(run, data), images, data)
-
     with filling_alone(results / NEW_HEADS):
-        open_sheet(sheet_path(results)).fill(RUNS, run_trial, report)
+        sheet = open_sheet(sheet_path(results))
+        for run in RUNS:
+            sheet.run(run, lambda run: train_as_command(run, data), report)
 
 
-def train_as_command(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> dict[str, Any]:
+def train_as_command(run: Trial, data: Path) -> dict[str, Any]:
     """Train and score as `nsim train adapt` does, in no folder."""
+    folder, fields = GROUPS[CELLS[run.change].group]
+    whole, recipe = _images(data / folder, fields["image_size"]), head_recipe(run, data)
     task = AdaptationTask.of_dataset(recipe, whole)
     task = task if recipe.lr else task.with_own_rate()
-    run: Any = task.new_run(MEMORY, "adapt", 1.0, data)
-    memory = MemoryRun(task, run, initial_state(run, cpu_runtime()))
-    take_steps(memory, range(run.recipe.steps))
+    started: Any = task.new_run(MEMORY, "adapt", 1.0, data)
+    memory = MemoryRun(task, started, initial_state(started, cpu_runtime()))
+    take_steps(memory, range(started.recipe.steps))
     facts = run_facts(memory, score_in_memory(memory, whole.test), whole.test)
-    fields = ("lr", "head_lr", "optimizer")
-    facts |= {field: getattr(run.recipe, field) for field in fields}
+    facts |= {field: getattr(started.recipe, field) for field in ("lr", "head_lr", "optimizer")}
     return facts | {"finite": bool(memory.state.totals[0].isfinite())}
 
 
-def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the law asks of a cell: finite runs, leads over the probe, and over the best rate."""
-    ran = {
-        (way, rate): [r for s in SEEDS if (r := runs.get(str(Trial(way, (rate,), name, s))))]
+class CellFacts(NamedTuple):
+    """What the law asks of a cell; None where too little has run."""
+
+    finite: bool | None
+    default: float | None
+    probe_lead: float | None
+    """The least of all seeds."""
+    best: float | None
+    """Of five rates, by the mean over seeds."""
+    behind: float | None
+
+
+def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> CellFacts:
+    """What the runs say of a cell."""
+    default, probe, *rates = (
+        [r for s in SEEDS if (r := runs.get(str(Trial(way, (rate,), name, s))))]
         for way, rate in CELLS[name].trials
-    }
-    by_seed = {trial: [run["accuracy"] for run in own] for trial, own in ran.items()}
-    means = {trial: fmean(own) for trial, own in by_seed.items() if len(own) == len(SEEDS)}
-    default, probe, *rates = CELLS[name].trials
-    best = max(means[rate] for rate in rates) if rates and means.keys() >= {*rates} else None
-    mean = means.get(default)
-    pairs = zip(by_seed[default], by_seed[probe], strict=False)
-    return {
-        "finite": all(run["finite"] for run in ran[default]) if ran[default] else None,
-        "default": mean,
-        "least lead over the probe": min((a - b for a, b in pairs), default=None),
-        "best of five rates": best,
-        "behind it": None if best is None or mean is None else best - mean,
-    }
+    )
+
+    def mean(own: Sequence[Mapping[str, Any]]) -> float | None:
+        return fmean(run["accuracy"] for run in own) if len(own) == len(SEEDS) else None
+
+    means = [mean(own) for own in rates]
+    best = None if None in means else max(filter(None, means), default=None)
+    ours, pairs = mean(default), zip(default, probe, strict=False)
+    return CellFacts(
+        all(run["finite"] for run in default) if default else None,
+        ours,
+        min((ours["accuracy"] - theirs["accuracy"] for ours, theirs in pairs), default=None),
+        best,
+        None if best is None or ours is None else best - ours,
+    )
+
+
+HEAD = (
+    *("cell", "images", "of each", "trains", "statistics", "flips"),
+    *("finite", "default", "least lead over the probe", "best of five rates", "behind it"),
+)
 
 
 def new_heads_to_markdown(results: Path) -> str:
     """What has run, as a table, and how far the law holds."""
     runs = read_sheet(sheet_path(results)).runs
     facts = {name: cell_facts(name, runs) for name in CELLS}
-    leads, behind = (
-        [f[key] for f in facts.values() if f[key] is not None]
-        for key in ("least lead over the probe", "behind it")
-    )
-    broken, below = (
-        (f["finite"] is False for f in facts.values()),
-        (lead < -MARGIN for lead in leads),
-    )
+    leads = [fact.probe_lead for fact in facts.values() if fact.probe_lead is not None]
+    behind = [fact.behind for fact in facts.values() if fact.behind is not None]
     verdict = (
-        f"{len(runs)} of {len(RUNS)} runs. Not finite: {sum(broken)} cells. More than two points "
-        f"below the probe of a seed: {sum(below)} of {len(leads)} cells. Within two points of the "
-        f"best of five rates: {sum(gap <= MARGIN for gap in behind)} of {len(behind)} cells."
+        f"{len(runs)} of {len(RUNS)} runs. Not finite: "
+        f"{sum(fact.finite is False for fact in facts.values())} cells. More than two points "
+        f"below the probe of a seed: {sum(lead < -MARGIN for lead in leads)} of {len(leads)} "
+        "cells. Within two points of the best of five rates: "
+        f"{sum(gap <= MARGIN for gap in behind)} of {len(behind)} cells."
     )
-    head = ("cell", "images", "of each", "trains", "statistics", "flips", *facts["A"])
     rows = [
-        (name, *(str(part) for part in cell[:5]), *map(_text, facts[name].values()))
+        (name, *(str(part) for part in cell[:5]), *map(_text, facts[name]))
         for name, cell in CELLS.items()
     ]
-    return (
-        "\n\n".join(["# The default with a new head", verdict, markdown_rows(head, *rows)]) + "\n"
-    )
+    title = "# The default with a new head"
+    return "\n\n".join([title, verdict, markdown_rows(HEAD, *rows)]) + "\n"
 
 
 def _text(value: bool | float | None) -> str:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from neural_similarity.lab.data.images import seeded_generator
-from neural_similarity_paper.studies.adapt_study import Cell, Study, Unit, Way
+from neural_similarity.lab.train.checkpoint import state_digest
+from neural_similarity_paper.studies.adapt_study import Cell, Measure, Study, Way
+from neural_similarity_paper.studies.adapt_training import trained_numbers
 from neural_similarity_paper.studies.rates import SearchPlace, Trial
 from neural_similarity_paper.studies.restore_task import (
     BATCH,
@@ -23,14 +25,12 @@ from neural_similarity_paper.studies.restore_task import (
     STEPS,
     WAYS,
     Deblurring,
-    digest_of_tensors,
     load_sharp,
     observe,
     score_images,
     train_on,
     trained_network,
 )
-from neural_similarity_paper.studies.sheets import Sheet
 
 FOR_RATES = 100
 """Of the images that adaptations draw from, the last ones are for the choice of rates."""
@@ -44,32 +44,23 @@ GROUPS = (
 
 
 @lru_cache(maxsize=2)
-def _backbone(dataset: str, width: int, data: Path) -> tuple[Deblurring, dict[str, Tensor]]:
+def load_backbone(dataset: str, width: int, data: Path) -> tuple[Deblurring, dict[str, Tensor]]:
+    """The network that is adapted, and sharp images by part."""
     sharp = load_sharp(dataset, data)
     path = Path("runs") / RESTORE.name / f"{dataset}-{width}.pt"
     return trained_network(width, sharp, path), sharp
 
 
-def check_digests(sheet: Sheet, cell: Cell, data: Path) -> None:
-    """Add the digests of a cell's network and data to its sheet.
-
-    Raises:
-        ValueError: its runs are of others.
-    """
-    network, sharp = _backbone(cell.facts["dataset"], cell.facts["width"], data)
-    digests = {
-        "backbone": digest_of_tensors(network.state_dict()),
-        "data": digest_of_tensors(sharp),
-    }
-    for name, digest in digests.items():
-        if sheet.facts.setdefault(name, digest) != digest:
-            raise ValueError(f"{sheet.path} is of another {name}, {sheet.facts[name]!r}")
+def restore_terms(cell: Cell, data: Path) -> dict[str, Any]:
+    """The digests of a cell's network and images."""
+    network, sharp = load_backbone(cell.facts["dataset"], cell.facts["width"], data)
+    return {"backbone": state_digest(network.state_dict()), "data": state_digest(sharp)}
 
 
 def run_trial(trial: Trial, data: Path, held_out: bool) -> dict[str, Any]:
     """Adapt a copy of the network, and score it on test or held-out images."""
     dataset, width, pairs, camera = trial.change.split("/")
-    backbone, sharp = _backbone(dataset, int(width), data)
+    backbone, sharp = load_backbone(dataset, int(width), data)
     return adapt_and_score(
         backbone, sharp, trial._replace(change=camera), int(pairs), held_out=held_out
     )
@@ -81,20 +72,24 @@ def adapt_and_score(
     """What a run with `count` pairs keeps: the images' ratios in dB, and how many numbers train."""
     camera = (CAMERAS | RATE_CAMERAS)[trial.change]
     scored = observe(sharp["held_out" if held_out else "test"], camera, 0)
-    network, trained = deepcopy(backbone), 0
-    if trial.way != INPUT:
-        torch.manual_seed(trial.draw)
-        WAYS[trial.way][1](network)
-        trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    if trained:
+    if trial.way == INPUT:
+        return score_facts(scored.observed, scored.sharp, 0)
+    network = deepcopy(backbone)
+    torch.manual_seed(trial.draw)
+    WAYS[trial.way](network)
+    if trained := trained_numbers(network):
         images = sharp["draws"]
         images = images[-FOR_RATES:] if held_out else images[:-FOR_RATES]
         order = torch.randperm(len(images), generator=seeded_generator("restore-draw", trial.draw))
         pairs = observe(images[order[:count]], camera, 1, trial.draw)
         train_on(network, pairs, BATCH, STEPS, trial.rates[0], trial.draw)
     with torch.no_grad():
-        restored = scored.observed if trial.way == INPUT else network(scored.observed)
-    ratios = score_images(restored, scored.sharp).nan_to_num(nan=0.0)  # NaN where it diverged.
+        return score_facts(network(scored.observed), scored.sharp, trained)
+
+
+def score_facts(restored: Tensor, sharp: Tensor, trained: int) -> dict[str, Any]:
+    """What a sheet keeps of a run; images of a network that diverged have 0 dB."""
+    ratios = score_images(restored, sharp).nan_to_num(nan=0.0)
     images = [round(ratio, 3) for ratio in ratios.tolist()]
     return {"psnr": fmean(images), "trained": trained, "images": images}
 
@@ -116,11 +111,15 @@ def restore_cell(dataset: str, width: int, pairs: int, camera: str) -> Cell:
     )
 
 
-_RESTORE_WAYS = {
-    way: Way(label, () if way in UNTRAINED else (way,), "", way not in UNTRAINED)
-    for way, (label, _) in WAYS.items()
+RESTORE_WAYS = {
+    way: Way(
+        preparation.label,
+        () if way in UNTRAINED else (way,),
+        "all" if way == "m-all" else "",
+        way not in UNTRAINED,
+    )
+    for way, preparation in WAYS.items()
 } | {INPUT: Way("the camera's image", every_draw=False)}
-_RESTORE_WAYS["m-all"] = _RESTORE_WAYS["m-all"]._replace(alone="all")
 RESTORE = Study(
     name="adapt-restore",
     title="Deblurring: other cameras",
@@ -131,13 +130,11 @@ RESTORE = Study(
         "chosen for each network and number of pairs on other cameras and other images. A cell "
         "where no way that trains beats the camera's own image ranks nothing."
     ),
-    ways=_RESTORE_WAYS,
-    stages=(tuple(_RESTORE_WAYS),),
+    ways=RESTORE_WAYS,
+    stages=(tuple(RESTORE_WAYS),),
     cells=tuple(restore_cell(*group, camera) for group in GROUPS for camera in CAMERAS),
     run_trial=run_trial,
-    begin=check_digests,
-    answers="images",
-    unit=Unit("ratio, dB", "dB", 1.0),
-    fields={"psnr": float | int, "trained": int},
+    terms=restore_terms,
+    measure=Measure("ratio, dB", "dB", 1.0, "images", {"psnr": float | int, "trained": int}),
     floor=INPUT,
 )

@@ -4,10 +4,8 @@ A sharp grey image x becomes k * x + n with a blur k and normal noise n. The net
 one camera, and adapts to others with pairs of a camera's image and the sharp one.
 """
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +20,8 @@ from neural_similarity.lab.data import load_dataset
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.lab.data.splits import load_split
 from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
-from neural_similarity.nn import Affine, Full, Static
+from neural_similarity.nn import Affine, Full, Similarity, Static
+from neural_similarity_paper.studies.adapt_training import fix_trained
 
 NOISE = 2 / 255
 MARGIN = 6
@@ -181,14 +180,6 @@ def score_images(restored: Tensor, sharp: Tensor) -> Tensor:
     return -10 * (restored.clamp(0, 1) - sharp).square().mean((1, 2, 3)).log10()
 
 
-def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """A digest of all values."""
-    digest = hashlib.sha256()
-    for tensor in tensors.values():
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 def trained_network(width: int, sharp: Mapping[str, Tensor], path: Path) -> Deblurring:
     """The network that is adapted, from its file, or trained and written there."""
     torch.manual_seed(0)
@@ -201,53 +192,49 @@ def trained_network(width: int, sharp: Mapping[str, Tensor], path: Path) -> Debl
     return network
 
 
-def _train_m(network: Deblurring, *others: str, shared: bool = False) -> None:
-    """Convert all layers to static full M, which trains with the parameters named."""
-    convert(network, Static(Full()), inplace=True)
-    if shared:
-        for layer in network.layers[1:]:
-            layer.similarity = network.layers[0].similarity
-    freeze_backbone(network, train=others)
+class Preparation(NamedTuple):
+    """What a way adds to the network, and what trains."""
+
+    label: str
+    train: tuple[str, ...] = ()
+    """Names of parameters, beside those of similarities and of the baseline."""
+    similarity: Similarity | None = None
+    baseline: Baseline = "none"
+    shared: bool = False
+    """Whether all layers have one M."""
+    right_angles: int | None = None
+    """By these all kernels are turned to the left, and nothing trains."""
+
+    def __call__(self, network: Deblurring) -> None:
+        """Change the network in place; its outputs stay the same unless kernels turn."""
+        added = with_baseline(network, self.baseline)
+        if self.similarity is not None:
+            convert(network, self.similarity, inplace=True)
+        if self.shared:
+            for layer in network.layers[1:]:
+                layer.similarity = network.layers[0].similarity
+        freeze_backbone(network, train=[*added, *self.train])
+        if self.right_angles is not None:
+            fix_trained(network, self.right_angles)
 
 
-def _train_baseline(network: Deblurring, baseline: Baseline) -> None:
-    network.requires_grad_(False)
-    new = with_baseline(network, baseline)
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(any(name.startswith(part) for part in new))
-
-
-def _train_last(network: Deblurring) -> None:
-    network.requires_grad_(False)
-    network.layers[-1].requires_grad_(True)
-
-
-@torch.no_grad()
-def turn_kernels(network: Deblurring, right_angles: int) -> None:
-    """Turn all kernels to the left by M, a permutation; nothing is trained."""
-    convert(network, Static(Affine("angle", tied=True)), inplace=True)
-    for parameter in freeze_backbone(network, train=()).parameters():
-        if parameter.requires_grad:
-            parameter.fill_(right_angles)
-    network.requires_grad_(False)
-
-
-def _leave(network: Deblurring) -> None:
-    network.requires_grad_(False)
-
-
-WAYS: Mapping[str, tuple[str, Callable[[Deblurring], None]]] = {
-    "m": ("static full M", _train_m),
-    "m-shared": ("one M for all layers", partial(_train_m, shared=True)),
-    "m-bias": ("M and biases", lambda network: _train_m(network, "layers.*.bias")),
-    "m-all": ("M and all weights", lambda network: _train_m(network, "layers.*")),
-    "all": ("all weights", lambda _: None),
-    "adafm": ("AdaFM", partial(_train_baseline, baseline="adafm")),
-    "lora": ("LoRA, rank 1", partial(_train_baseline, baseline="lora")),
-    "residual": ("TSA", partial(_train_baseline, baseline="residual")),
-    "ssf": ("scale and shift", partial(_train_baseline, baseline="ssf")),
-    "last": ("last layer", _train_last),
-    "nothing": ("as it is", _leave),
-    "turned": ("M from the known angle, untrained", partial(turn_kernels, right_angles=1)),
+M = Static(Full())
+WAYS = {
+    "m": Preparation("static full M", similarity=M),
+    "m-shared": Preparation("one M for all layers", similarity=M, shared=True),
+    "m-bias": Preparation("M and biases", ("*.bias",), M),
+    "m-all": Preparation("M and all weights", ("*",), M),
+    "all": Preparation("all weights", ("*",)),
+    "adafm": Preparation("AdaFM", baseline="adafm"),
+    "lora": Preparation("LoRA, rank 1", baseline="lora"),
+    "residual": Preparation("TSA", baseline="residual"),
+    "ssf": Preparation("scale and shift", baseline="ssf"),
+    "last": Preparation("last layer", ("layers.5.*",)),
+    "nothing": Preparation("as it is"),
+    "turned": Preparation(
+        "M from the known angle, untrained",
+        similarity=Static(Affine("angle", tied=True)),
+        right_angles=1,
+    ),
 }
-"""Labels, and what prepares a network; M comes first."""
+"""M comes first."""

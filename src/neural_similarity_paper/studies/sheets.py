@@ -1,6 +1,6 @@
 """Sheets: files of runs that one process fills, each of which is kept at once."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,30 +28,28 @@ class Sheet:
     facts: dict[str, Any]
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    @property
-    def scores(self) -> dict[str, float]:
-        """What runs are judged by, accuracies or ratios in dB, by trial."""
-        runs = self.runs.items()
-        return {key: run["accuracy" if "accuracy" in run else "psnr"] for key, run in runs}
+    def score(self, trial: object) -> float:
+        """What a run is judged by, its accuracy or ratio in dB.
 
-    def add(self, trial: object, run: dict[str, Any]) -> None:
-        """Add a run and write the file."""
-        self.runs[str(trial)] = run
-        self.write()
+        Raises:
+            KeyError: the trial has not run.
+        """
+        run = self.runs[str(trial)]
+        return run["accuracy" if "accuracy" in run else "psnr"]
+
+    def run(
+        self, trial: Any, run_trial: Callable[[Any], dict[str, Any]], report: ReportLine
+    ) -> float:
+        """The score of a trial, which runs and is kept at once if the sheet lacks it."""
+        if str(trial) not in self.runs:
+            self.runs[str(trial)] = run_trial(trial)
+            self.write()
+            report(f"{self.path.stem}: {trial}: {self.score(trial):.4g}")
+        return self.score(trial)
 
     def write(self) -> None:
         """Write the file."""
         write_result(self.path, self.facts | {"runs": self.runs})
-
-    def fill(
-        self, trials: Iterable[object], run_trial: Callable[[Any], Any], report: ReportLine
-    ) -> None:
-        """Run the trials that it lacks, each of which it keeps at once."""
-        for trial in trials:
-            if str(trial) not in self.runs:
-                run = run_trial(trial)
-                self.add(trial, run)
-                report(f"{self.path.stem}: {trial}: {self.scores[str(trial)]:.4g}")
 
 
 def read_sheet(path: Path, fields: Mapping[str, Any] = TRAINED) -> Sheet:
@@ -75,12 +73,21 @@ def read_sheet(path: Path, fields: Mapping[str, Any] = TRAINED) -> Sheet:
 
 
 def open_sheet(path: Path, fields: Mapping[str, Any] = TRAINED, **facts: Any) -> Sheet:
-    """The file's runs, or an empty sheet of these facts, the code and the machine."""
+    """The file's runs, or an empty sheet of these facts, the code and the machine.
+
+    Raises:
+        ValueError: the file is damaged, or its facts are others.
+    """
     if path.exists():
-        return read_sheet(path, fields)
+        sheet = read_sheet(path, fields)
+        for name, value in facts.items():
+            if sheet.facts.get(name) != value:
+                raise ValueError(f"{path} is of another {name}, {sheet.facts.get(name)!r:.80}")
+        return sheet
     environment = describe_environment(cpu_runtime())
-    facts |= {"code": code_of(environment), "environment": machine_of(environment)}
-    return Sheet(path, facts)
+    return Sheet(
+        path, facts | {"code": code_of(environment), "environment": machine_of(environment)}
+    )
 
 
 @contextmanager

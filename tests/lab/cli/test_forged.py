@@ -99,7 +99,7 @@ def make_map(folder):
         studies.STUDIES[MAP.name],
         run_trial=run_trial,
         begin=lambda sheet, *_: sheet.facts.setdefault("statistics", "backbone"),
-        terms=dict,
+        terms=lambda *_: {},
     )
     study.run(folder, folder / "results", lambda _: None)
 
@@ -110,7 +110,7 @@ def small_map(monkeypatch):
     ways = {way: MAP_WAYS[way] for way in ("full", "norm", "full-norm")}
     place = SearchPlace(("rotation-20",), (11,), (0.01,))
     cell = map_cell("rotation-30", 2, (1, 2, 3))._replace(place=place)
-    study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(cell,), older=())
+    study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(cell,))
     monkeypatch.setitem(studies.STUDIES, MAP.name, study)
 
 
