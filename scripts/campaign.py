@@ -14,6 +14,8 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from neural_similarity_paper.tables.markdown import markdown_rows
+
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 RESULTS = ROOT / "results" / "reliability.json"
@@ -61,22 +63,19 @@ def run_tests(arguments, report):
 
 def table_of_works(results):
     """What was tried of every kind of work, and how many of it failed."""
-    lines = [f"| work | {' | '.join(COLUMNS)} | errors |", "|---" * (len(COLUMNS) + 2) + "|"]
+    rows = []
     for work, counts in results.items():
         cells = [f"{counts[kind]:,}" if kind in counts else "" for kind in COLUMNS]
         errors = sum(count for kind, count in counts.items() if kind.endswith(", errors"))
-        if any(cells):
-            lines.append(f"| {work} | {' | '.join(cells)} | {errors} |")
-    return "\n".join(lines)
+        rows += [(work, *cells, str(errors))] * any(cells)
+    return markdown_rows(("work", *COLUMNS, "errors"), *rows)
 
 
 def table_of_parts(results):
     """What else was tried."""
-    lines = ["| part | tried | errors |", "|---|---|---|"]
-    for part, counts in results.items():
-        if "tried" in counts:
-            lines.append(f"| {part} | {counts['tried']:,} | {counts['errors']} |")
-    return "\n".join(lines)
+    tried = [(part, counts) for part, counts in results.items() if "tried" in counts]
+    rows = [(part, f"{counts['tried']:,}", str(counts["errors"])) for part, counts in tried]
+    return markdown_rows(("part", "tried", "errors"), *rows)
 
 
 def main(parts):

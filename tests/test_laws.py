@@ -43,30 +43,32 @@ OF_BATCHES = {
 """Predictors whose M depends on the other images of the batch, for laws that allow that."""
 
 
-def hold(law, case):
-    if reason := testing.check(law, case):
-        pytest.skip(reason)
+def hold(case, laws):
+    """Check the laws of a case; an error says which one does not hold."""
+    for law in laws:
+        try:
+            testing.check(law, case)
+        except Exception as error:
+            error.add_note(f"{law}: {case}")
+            raise
 
 
-@pytest.mark.parametrize("law", testing.QUICK)
 @pytest.mark.parametrize("case", REPRESENTATIVES)
-def test_laws(law, case):
-    hold(law, case)
+def test_laws(case):
+    hold(case, testing.QUICK)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", testing.LAWS)
 @pytest.mark.parametrize("case", CASES)
-def test_every_law(law, case):
-    hold(law, case)
+def test_every_law(case):
+    hold(case, testing.LAWS)
 
 
-@pytest.mark.parametrize("law", testing.QUICK)
 @pytest.mark.parametrize("predictor", PREDICTORS)
-def test_predictors(law, predictor):
+def test_predictors(predictor):
     cases = testing.cases(ns.Diagonal(), PREDICTORS[predictor])
     (case,) = [case for case in cases if str(case) == "dynamic Conv2d"]
-    hold(law, case)
+    hold(case, testing.QUICK)
 
 
 def predicted(structure, predictor):
@@ -75,24 +77,27 @@ def predicted(structure, predictor):
     return [case for case in cases if "dynamic" in str(case) and "Transpose" not in str(case)]
 
 
+def apply(law, cases):
+    """Check that a law applies to cases, and that it holds."""
+    for case in cases:
+        assert testing.check(law, case) is None, case
+
+
 @pytest.mark.parametrize("predictor", [*PREDICTORS, *OF_BATCHES])
 def test_every_predictor_depends_on_its_input_in_every_layer(predictor):
-    for case in predicted(ns.Diagonal(), predictor):
-        assert testing.check("depends", case) is None, case
+    apply("depends", predicted(ns.Diagonal(), predictor))
 
 
 @pytest.mark.parametrize("predictor", ["default", "pooled"])
 def test_layers_are_finite_in_every_type_at_every_scale(predictor):
-    for case in predicted(ns.Diagonal(), predictor):
-        assert testing.check("finite", case) is None, case
+    apply("finite", predicted(ns.Diagonal(), predictor))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
 @pytest.mark.parametrize("predictor", [*PREDICTORS, *OF_BATCHES])
 def test_predictors_are_finite_in_every_type_at_every_scale(predictor, structure):
-    for case in predicted(structure, predictor):
-        assert testing.check("finite", case) is None, case
+    apply("finite", predicted(structure, predictor))
 
 
 def others():
@@ -111,17 +116,16 @@ def attention(**options):
     return moved(ns.SelfAttention(4, **options))
 
 
-@pytest.mark.parametrize("law", ["gradients", "vmap", "layouts", "copies", "seed"])
 @pytest.mark.parametrize(("name", "make"), [*others()])
-def test_layers_of_maps_and_of_angles(law, name, make):
-    hold(law, testing.Case(name, make, (2, 4, 4, 3), ns.Static()))
+def test_layers_of_maps_and_of_angles(name, make):
+    laws = "gradients", "vmap", "layouts", "copies", "seed"
+    hold(testing.Case(name, make, (2, 4, 4, 3), ns.Static()), laws)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("law", ["export", "compile"])
 @pytest.mark.parametrize(("name", "make"), [*others()])
-def test_programs_of_layers_of_maps_and_of_angles(law, name, make):
-    hold(law, testing.Case(name, make, (2, 4, 4, 3), ns.Static()))
+def test_programs_of_layers_of_maps_and_of_angles(name, make):
+    hold(testing.Case(name, make, (2, 4, 4, 3), ns.Static()), ("export", "compile"))
 
 
 class Sign(torch.nn.Module):
