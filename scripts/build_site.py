@@ -93,13 +93,19 @@ def file_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+def names_of(module: str) -> str:
+    """The text that says what a module hands out: its stub, where it has one."""
+    stub = file_of(module).with_suffix(".pyi")
+    return (stub if stub.exists() else file_of(module)).read_text("utf-8")
+
+
 def public_names(module: str) -> dict[str, str]:
     """What a module hands out: names with the paths where they are defined.
 
     Names are those that it defines without a leading underscore, or imports `as` themselves.
     """
     found: dict[str, str] = {}
-    body = ast.parse(file_of(module).read_text("utf-8")).body
+    body = ast.parse(names_of(module)).body
     for node in [*body, *(n for part in body if isinstance(part, ast.If) for n in part.body)]:
         match node:
             case ast.ImportFrom(module=str(home)):
@@ -121,7 +127,7 @@ def home_of(module: str, name: str) -> str:
 
 def public_paths() -> dict[str, str]:
     """Every public name of the package with the path of its definition."""
-    text = (PACKAGE / "__init__.py").read_text("utf-8")
+    text = names_of("neural_similarity")
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: str(node.module) for node in imports for alias in node.names}
     return {

@@ -22,9 +22,9 @@ def modules():
 
 def public_names(path, module):
     """Names that a module defines at its top, or hands on: imports as the same name, no parts."""
-    names = set()
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    for node in [*body, *(n for part in body if isinstance(part, ast.If) for n in part.body)]:
+    names, stub = set(), path.with_suffix(".pyi")
+    text = (stub if stub.exists() else path).read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and node.module != module:
             names |= {alias.name for alias in node.names if alias.name == alias.asname}
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -1,5 +1,6 @@
 """Argument validation, the version, and what `dir` shows."""
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
@@ -8,6 +9,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from numbers import Real
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +25,14 @@ def public_names(module: str) -> Callable[[], list[str]]:
         return sorted(members.get("__all__", own))
 
     return listed_names
+
+
+def stub_names(init: str) -> dict[str, str]:
+    """The names that the stub beside a package's `__init__.py` imports, with their modules."""
+    stub = Path(init).with_suffix(".pyi").read_text("utf-8")
+    return {
+        name: home for home, name in re.findall(r"^from (\S+) import (\w+)", stub, re.MULTILINE)
+    }
 
 
 def require_known(argument: str, name: str, names: Collection[str]) -> None:
@@ -135,7 +145,6 @@ def install_command(extra: str) -> str:
     """
     import json
     from importlib.metadata import PackageNotFoundError, distribution
-    from pathlib import Path
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 

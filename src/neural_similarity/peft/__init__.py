@@ -6,26 +6,13 @@ registered once something imports PEFT. Names are imported when they are first u
 
 import sys as _sys
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from neural_similarity.choices import require_installed as _require_installed
+from neural_similarity.choices import stub_names as _stub_names
 from neural_similarity.choices import when_imported as _when_imported
 
-if _TYPE_CHECKING:
-    from neural_similarity.peft.config import NslConfig as NslConfig
-    from neural_similarity.peft.files import export_adapter as export_adapter
-    from neural_similarity.peft.files import import_adapter as import_adapter
-    from neural_similarity.peft.layer import NslLayer as NslLayer
-    from neural_similarity.peft.tuner import NslModel as NslModel
-
-_HOMES = {
-    "NslConfig": "config",
-    "export_adapter": "files",
-    "import_adapter": "files",
-    "NslLayer": "layer",
-    "NslModel": "tuner",
-}
+_HOMES = _stub_names(__file__)
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 _require_installed("peft", "ns.peft", "peft")
 
@@ -43,7 +30,7 @@ def __getattr__(name: str) -> _Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _import_module(f"{__name__}.tuner")
-    return getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(_import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
