@@ -86,7 +86,7 @@ def test_merged_outputs_are_those_of_the_baseline(baseline):
     assert ns.macs(alone, (3, 32, 32)) == ns.macs(plain, (3, 32, 32))
 
 
-@pytest.mark.parametrize("baseline", [name for name in KERNELS if name != "lora"])
+@pytest.mark.parametrize("baseline", [*(name for name in KERNELS if name != "lora"), "adafm"])
 def test_m_acts_on_the_kernel_of_a_baseline_and_one_kernel_is_left(baseline):
     plain = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
     recipe = AdaptationRecipe(baseline=baseline, train="M+baseline")

@@ -19,8 +19,8 @@ from neural_similarity.nn import Full, Similarity, Static, format_similarity
 
 ADAPTATION_PARTS = ("M", "all", "head", "norm", "bias", "baseline")
 """What can train together; "nothing" stands alone."""
-NOT_BELOW_M = ("lora", "conv-adapter", "adafm")
-"""Baselines that call several convolutions, so that M has no single place."""
+NOT_BELOW_M = ("lora", "conv-adapter")
+"""Baselines that have layers of their own beside a convolution."""
 STATIC_FULL = Static(Full())
 
 

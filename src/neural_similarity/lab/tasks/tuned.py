@@ -245,8 +245,9 @@ class FeatureModulation(TunedLayer, nn.Conv2d):
         self.shift = nn.Parameter(self.weight.new_zeros(self.out_channels))
 
     def forward(self, input: Tensor) -> Tensor:
-        y = super().forward(input)
-        return y + F.conv2d(y, self.filter, self.shift, padding=1, groups=self.out_channels)
+        y, groups = super().forward(input), self.out_channels
+        # Not by F.conv2d: M acts on the one convolution of torch's functions, that of the layer.
+        return y + torch.ops.aten.conv2d(y, self.filter, self.shift, padding=[1, 1], groups=groups)
 
 
 class Film(TunedLayer, nn.BatchNorm2d):
