@@ -5,9 +5,8 @@ from typing import Any
 
 from neural_similarity.lab.train.plots import write_picture
 from neural_similarity.lab.train.statistics import Interval
-from neural_similarity_paper.tables.markdown import interval_text
 from neural_similarity_paper.tables.notes import BETTER
-from neural_similarity_paper.tables.pages import cost_cells, our_result, paper_change
+from neural_similarity_paper.tables.pages import paper_change
 from neural_similarity_paper.tables.report import PanelReport, Report, RowReport
 
 PAPER_COLOUR, SEED_COLOUR, IMAGE_COLOUR = "tab:orange", "tab:blue", "tab:gray"
@@ -26,7 +25,7 @@ def draw_report(report: Report, path: Path) -> None:
     heights = [len(panel.lines) for panel in report.panels]
     trained = any(_trained_parameters(line) for panel in report.panels for line in panel.lines)
     columns = 2 + (report.costs is not None or trained)
-    size = (6.5 * columns, 0.75 * sum(heights) + 1.2 * len(heights) + 0.6)
+    size = (5 * columns, 0.4 * sum(heights) + 1.2 * len(heights) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
     for axes, panel in zip(grid, report.panels, strict=True):
@@ -51,7 +50,7 @@ def _draw_values(axes: Any, report: PanelReport) -> None:
         if line.records:
             deviation = line.value_deviation or 0
             _draw_point(axes, line.mean_value, y, xerr=deviation, label="ours, mean ± sd")
-    axes.set_yticks(rows, [_line_label(line) for line in report.lines], fontsize=8)
+    axes.set_yticks(rows, [line.row.label for line in report.lines], fontsize=8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"test {report.panel.metric} in percent")
     axes.set_title(f"{report.panel.title}: {BETTER[report.panel.metric]}", fontsize=9)
     axes.grid(axis="x", alpha=0.3)
@@ -67,10 +66,8 @@ def _draw_differences(axes: Any, report: PanelReport) -> None:
         _draw_interval(
             axes, y + SHIFT, line.baseline_difference.by_image, IMAGE_COLOUR, "by test image"
         )
-    axes.yaxis.tick_right()
-    texts = [_difference_label(line) for line in report.lines]
-    axes.set_yticks(range(len(texts)), texts, fontsize=8)
-    axes.set(ylim=(len(texts) - 0.5, -0.5), xlabel=f"points to {baseline.label}")
+    axes.set(ylim=(len(report.lines) - 0.5, -0.5), xlabel=f"points to {baseline.label}")
+    axes.set_yticks([])
     axes.grid(axis="x", alpha=0.3)
 
 
@@ -107,23 +104,3 @@ def _draw_interval(axes: Any, y: float, value: Interval | None, colour: str, kin
         half = [[value.mean - value.low], [value.high - value.mean]]
         label = f"difference, 95 % interval {kind}"
         _draw_point(axes, value.mean, y, colour, xerr=half, label=label)
-
-
-def _difference_label(line: RowReport) -> str:
-    difference = line.baseline_difference
-    alone = " alone" if difference.by_seed is None else ""
-    values = {"by seed": difference.by_seed, f"by image{alone}": difference.by_image}
-    return "\n".join(f"{interval_text(v)} {kind}" for kind, v in values.items() if v is not None)
-
-
-def _line_label(line: RowReport) -> str:
-    """Name, numbers and costs of a row."""
-    paper = "" if line.row.paper is None else f", paper {line.row.paper:.2f}"
-    if not line.records:
-        return f"{line.row.label}\n{our_result(line)}{paper}"
-    parameters, macs, time = cost_cells(line)
-    n = len(line.records)
-    return (
-        f"{line.row.label}: {our_result(line)} (n={n}){paper}\n"
-        f"{parameters} parameters, {macs} MACs, {time}"
-    )

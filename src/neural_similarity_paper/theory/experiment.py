@@ -1,10 +1,11 @@
 """The experiments by name, and the files that each of them writes."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -14,39 +15,26 @@ from neural_similarity.lab.train.plots import write_picture
 from neural_similarity_paper.theory import bias, euler, flow, order, spectra
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment: its question, computation and picture."""
+class Experiment(NamedTuple):
+    """A question, and the module that computes numbers (`compute`) and draws them."""
 
     question: str
-    compute: Callable[..., Any]
-    """Returns a dataclass of numbers."""
-    draw: Callable[[Any, Any], None]
-    """Draws the result on an empty figure."""
+    module: ModuleType
     reads_runs: bool = False
     """Whether it takes run folders; the others take the number of seeds."""
 
 
 EXPERIMENTS = {
-    "flow": Experiment(
-        "Eq. 6: how W moves when M and W' descend the gradient", flow.compute, flow.draw_result
-    ),
-    "bias": Experiment(
-        "§5.1: whether M and W' are drawn to low nuclear norm, by start",
-        bias.compute, bias.draw_result,
-    ),
+    "flow": Experiment("Eq. 6: how W moves when M and W' descend the gradient", flow),
+    "bias": Experiment("§5.1: whether M and W' are drawn to low nuclear norm, by start", bias),
     "spectra": Experiment(
-        "§5.1: singular values of the folded kernels of trained networks",
-        spectra.compute, spectra.draw_result, reads_runs=True,
+        "§5.1: singular values of the folded kernels of trained networks", spectra, reads_runs=True
     ),
-    "euler": Experiment(
-        "§5.2: residual layers as Euler steps of an equation", euler.compute, euler.draw_result
-    ),
+    "euler": Experiment("§5.2: residual layers as Euler steps of an equation", euler),
     "order": Experiment(
-        "§6: a dynamic layer with a linear predictor is a quadratic function",
-        order.compute, order.draw_result,
+        "§6: a dynamic layer with a linear predictor is a quadratic function", order
     ),
-}  # fmt: skip
+}
 
 
 def run_experiment(
@@ -57,7 +45,7 @@ def run_experiment(
 
     experiment = EXPERIMENTS[name]
     start = time.perf_counter()
-    result = experiment.compute(runs) if experiment.reads_runs else experiment.compute(seeds)
+    result = experiment.module.compute(runs if experiment.reads_runs else seeds)
     record = {
         "experiment": name,
         "question": experiment.question,
@@ -70,7 +58,7 @@ def run_experiment(
         "result": asdict(result),
     }
     figure = Figure(figsize=(9, 3.8), dpi=110, layout="constrained")
-    experiment.draw(result, figure)
+    experiment.module.draw_result(result, figure)
     numbers, picture = out / f"{name}.json", out / f"{name}.png"
     write_result(numbers, record)
     write_picture(figure, picture)

@@ -82,9 +82,8 @@ def kernel_derivative(data: Regression, weight: Tensor, m: Tensor) -> Tensor:
     return gradient @ m.T @ m + weight @ weight.T @ gradient
 
 
-def descend_layer(data: Regression, step: float, count: int) -> ns.Linear:
-    """A layer of the library after `count` gradient steps."""
-    layer = data.start_layer()
+def descend_layer(layer: ns.Linear, data: Regression, step: float, count: int = 1) -> ns.Linear:
+    """A layer of the library after `count` more gradient steps."""
     optimizer = torch.optim.SGD(layer.parameters(), lr=step)
     for _ in range(count):
         optimizer.zero_grad()
@@ -141,10 +140,7 @@ def compute(seeds: int = 5) -> Flow:
     ends = [weights[-1] @ matrices[-1] for _, weights, matrices, _ in solutions]
     derivative = [[_derivative_error(each, step) for each in data] for step in STEPS]
     trajectory = [
-        [
-            relative_distance(folded_kernel(descend_layer(each, step, round(TIME / step))), end)
-            for each, end in zip(data, ends, strict=True)
-        ]
+        [_trajectory_error(each, step, end) for each, end in zip(data, ends, strict=True)]
         for step in STEPS
     ]
     slopes = np.polyfit(np.log(STEPS), np.log(trajectory), 1)[0]
@@ -170,18 +166,18 @@ def compute(seeds: int = 5) -> Flow:
 
 def _derivative_error(data: Regression, step: float) -> float:
     """The error at a point where M is not I: after ten steps of 0.05."""
-    layer = descend_layer(data, 0.05, 10)
-    weight = layer.weight.detach().clone()
-    m = cast(StaticSimilarity, layer.similarity).full_matrix().detach().clone()
+    layer = descend_layer(data.start_layer(), data, 0.05, 10)
+    m = cast(StaticSimilarity, layer.similarity).full_matrix().detach()
+    derivative = kernel_derivative(data, layer.weight.detach(), m)
     before = folded_kernel(layer)
-    layer.zero_grad()
-    (0.5 * (data.y - layer(data.x.T).T).square().sum()).backward()
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter -= step * cast(Tensor, parameter.grad)
-    return relative_distance(
-        (folded_kernel(layer) - before) / step, kernel_derivative(data, weight, m)
-    )
+    after = folded_kernel(descend_layer(layer, data, step))
+    return relative_distance((after - before) / step, derivative)
+
+
+def _trajectory_error(data: Regression, step: float, end: Tensor) -> float:
+    """The error of the layer's folded kernel at `TIME`, where the flow is at `end`."""
+    layer = descend_layer(data.start_layer(), data, step, round(TIME / step))
+    return relative_distance(folded_kernel(layer), end)
 
 
 def _path_distance(weights: Tensor, matrices: Tensor) -> float:
