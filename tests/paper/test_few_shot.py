@@ -182,13 +182,6 @@ def test_the_table_has_means_intervals_and_paired_differences(results):
     assert found["fine-tuning"][5] == ""
 
 
-def test_differences_are_of_common_seeds_alone(results):
-    found = rows(few_shot_markdown(results))
-    base, ours = read(results, "mini-cnn4", "fine-tuning"), read(results, "mini-proto", "proto")
-    first = next(one for one in base if one.seed == 0)
-    assert found["ProtoNet"][5] == difference(accuracies(ours[0]), accuracies(first))
-
-
 def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
     source = results / "fewshot/mini-cnn4/1"
     copied(source, tmp_path, "mini-cnn4", "1", "fine-tuning.*.0.json")
@@ -260,27 +253,6 @@ def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path
     copied(source, tmp_path, "mini-cnn4-64", "1", "fine-tuning.*")
     found = rows(few_shot_markdown(tmp_path))
     assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["1", "0.25"]
-
-
-def test_the_budget_is_that_of_most_rows(results, tmp_path):
-    copied(results / "fewshot/mini-cnn4/1", tmp_path, "mini-cnn4", "0.25")
-    text = few_shot_markdown(tmp_path)
-    assert text.startswith(f"# {TABLES['6'].title} (reduced schedule, budget 0.25)")
-    assert rows(text)["fine-tuning"][4] == rows(few_shot_markdown(results))["fine-tuning"][4]
-    assert rows(few_shot_markdown(tmp_path, 1.0))["fine-tuning"][4] == "not run"
-
-
-@pytest.mark.usefixtures("world")
-def test_rows_are_compared_with_the_control_too(tmp_path, monkeypatch):
-    monkeypatch.setitem(RECIPES, "mini-cnn4-64", replace(SMALL, width=0.2))
-    monkeypatch.setitem(OWN, "mini-cnn4-64", replace(SMALL, width=0.2))
-    for name in ("mini-cnn4", "mini-cnn4-64"):
-        tables.write_records(evaluated(tmp_path, name, "fine-tuning"), tmp_path)
-    names = ("mini-cnn4", "mini-cnn4-64")
-    ours, control = (accuracies(read(tmp_path, name, "fine-tuning")[0]) for name in names)
-    found = rows(few_shot_markdown(tmp_path))
-    assert found["fine-tuning"][6] == difference(ours, control)
-    assert found["fine-tuning, 64 filters"][6] == ""
 
 
 def test_what_was_not_run_is_said(tmp_path, capsys):

@@ -202,20 +202,6 @@ def test_another_run_in_the_folder_is_refused(tmp_path, capsys, suffix, changes,
     assert f"it differs in {field}" in told
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--only", "mini-cnn5"], "`only` must match a recipe of the table (mini-meta-static, "),
-        (["--shots", "3"], "`shots` must be among (2,), got 3"),
-        (["--tasks", "1"], "`tasks` must be at least 2, got 1"),
-        (["--shots", "2,2"], "`shots` must be distinct, got (2, 2)"),
-    ],
-)
-def test_wrong_command_lines(tmp_path, capsys, words, message):
-    assert reproduce(tmp_path, *words) == 2
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
 FAILURES = {
     "a training": (
         (session, "train", lambda _, options: options["name"] == "mini-cnn4"),
