@@ -102,7 +102,6 @@ def test_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path, launch
     folder = tmp_path / "runs" / "tiny-static-1-seed1"
     recipe = replace(RECIPES[STATIC], seed=1, threads=1)
     killed_after(5, lambda: train(recipe, out=folder, name=STATIC, device="cpu"))
-    assert [line.steps for line in lines_of(tmp_path, seeds=(1,), only=(STATIC,))] == [6 - 4]
     launched.clear()
     assert reproduce(tmp_path, "--seeds", "1", "--only", STATIC) == 0
     assert launched[0][:3] == ["train", "--resume", str(folder)]
@@ -115,7 +114,6 @@ def test_run_interrupted_before_its_first_checkpoint_begins_again(tmp_path):
     folder = tmp_path / "runs" / "tiny-plain-1-seed1"
     recipe = replace(RECIPES[PLAIN], seed=1)
     killed_after(1, lambda: train(recipe, out=folder, name=PLAIN, device="cpu"))
-    assert [line.steps for line in lines_of(tmp_path, seeds=(1,), only=(PLAIN,))] == [6]
     assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
     assert len(records(tmp_path)) == 1
 
@@ -303,7 +301,6 @@ def test_a_line_trains_and_records_with_one_thread_and_every_place_named(tmp_pat
     )
     words = [shlex.split(part) for part in str(line).split(" && ")]
     assert words == [["nsim", *command] for command in line.commands]
-    assert line.steps == 3
 
 
 def test_a_run_that_starts_from_another_is_of_a_later_stage(tmp_path, monkeypatch):

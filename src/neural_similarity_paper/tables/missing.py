@@ -8,8 +8,6 @@ from pathlib import Path
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import Run, RunError
-from neural_similarity.lab.train.checkpoint import list_checkpoints, step_of
-from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
 from neural_similarity.lab.train.runtime import PrecisionChoice
 from neural_similarity_paper.tables.kinds import Key, Wanted
@@ -65,8 +63,6 @@ class Line:
     """Runs of lines that must be done before."""
     stage: int
     """1, or one more than the largest of those."""
-    steps: int
-    """Updates that are left."""
 
     def __str__(self) -> str:
         return " && ".join(shlex.join(["nsim", *words]) for words in self.commands)
@@ -99,7 +95,7 @@ def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
             records[record.run].append(record)
     lines: dict[Key, Line] = {}
     for key, missing in records.items():
-        commands, steps = _remaining_commands(key, missing, scope)
+        commands = _remaining_commands(key, missing, scope)
         if not commands:
             continue
         after = [lines[before] for before in _runs_before(key, scope) if before in lines]
@@ -110,7 +106,6 @@ def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
             records=tuple(map(scope.record_path, missing)),
             after=tuple(line.run for line in after),
             stage=1 + max((line.stage for line in after), default=0),
-            steps=steps,
         )
     return list(lines.values())
 
@@ -136,29 +131,22 @@ def _needed_runs(key: Key, scope: Scope) -> Iterator[Key]:
     yield key
 
 
-def _remaining_commands(
-    key: Key, wanted: list[Wanted], scope: Scope
-) -> tuple[list[list[str]], int]:
-    """What a run still needs, and how many updates are left."""
-    folder, steps = scope.run_folder(key), 0
-    commands: list[list[str]] = []
+def _remaining_commands(key: Key, wanted: list[Wanted], scope: Scope) -> list[list[str]]:
+    """What a run still needs."""
+    folder, commands = scope.run_folder(key), list[list[str]]()
     if not folder.exists():
         commands.append([*_train_words(key, scope), *scope.place_options])
-        steps = scale_recipe(RECIPES[key.name], scope.budget).steps
     else:
         run = open_run(folder)
         require_same_run(run, key, scope.budget)
         if not run.summary.exists():
             commands.append(["train", "--resume", f"{folder}", *scope.place_options])
-            steps = run.recipe.steps - max(
-                map(step_of, list_checkpoints(run.checkpoints)), default=0
-            )
     for record in wanted:
         if record.options is not None and not (folder / record.product).exists():
             commands.append(["evaluate", f"{folder}", *record.options, *scope.place_options])
     if wanted:
         commands.append(["record", f"{folder}", "--results", f"{scope.results}"])
-    return commands, steps
+    return commands
 
 
 def _train_words(key: Key, scope: Scope) -> Iterator[str]:
