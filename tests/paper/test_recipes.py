@@ -25,6 +25,7 @@ from neural_similarity.lab.train.recipe import (
 from neural_similarity.lab.train.runtime import choose_runtime
 from neural_similarity.models import build, counts
 from neural_similarity.nn import Full
+from neural_similarity_paper.recipes.adaptation import CHANGED, GROUPS, LITE, MATTER, RATES, RESNET
 from neural_similarity_paper.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +133,17 @@ def test_recipes_train_differently():
     """But for few-shot recipes that start from a network or not, which `RECIPES` does not say."""
     names = [name for name in RECIPES if "proto-pretrained" not in name]
     assert len({RECIPES[name] for name in names}) == len(names)
+
+
+def test_groups_of_adaptations_share_a_network_and_have_the_ways_with_a_rate():
+    assert {name.removeprefix("signs-5-") for name in GROUPS["signs-5"]} == set(MATTER)
+    assert len(GROUPS["signs"]) == len(RATES["signs"]) > len(MATTER)
+    for name, settings in (
+        ("signs-160-full", RESNET),
+        ("flowers-all", LITE),
+        ("noise-25-full", CHANGED),
+    ):
+        assert settings.items() <= vars(RECIPES[name]).items(), name
 
 
 def test_adapt_alone_finds_its_own_rate():
