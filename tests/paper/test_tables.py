@@ -189,6 +189,7 @@ def test_record_of_other_settings_is_named(tmp_path, monkeypatch):
     [
         ({"correct": {"images": 9, "packed": "wA=="}}, "must hold 2 bytes for 9 images, got 1"),
         ({"summary": {"test_accuracy": 0.25}}, "its images say 0.5, its summary"),
+        ({"summary": {"test_accuracy": 0.75}}, "its images say 0.5, its summary"),
         ({"config": {}}, "it lacks"),
     ],
 )
