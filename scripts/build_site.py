@@ -300,7 +300,7 @@ def write_machines() -> None:
 
 def commands_page() -> str:
     """The page of the command line: what `nsim COMMAND --help` prints."""
-    os.environ |= {"COLUMNS": "88", "NO_COLOR": "1"}
+    os.environ |= {"COLUMNS": "80", "NO_COLOR": "1"}
     parts = ["# Command line\n\n" + _shell(help_text())]
     texts = {name: help_text(name) for name in COMMANDS}  # none of a command that has moved
     parts += [f"## nsim {name}\n\n{_shell(text)}" for name, text in texts.items() if text]

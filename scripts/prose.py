@@ -19,6 +19,7 @@ PHRASES = {
     r"\b(?:best|higher?|lower|same|one|its|fixed|smaller|larger) rates?\b": "learning rate",
     r"\bmelts?\b": "shrinks as training continues",
     r"\bturned back|changed back|\bundone\b": "corrected",
+    r"\bturn(?:s|ed)? by \d": "rotated by",
     r"\bhands? out\b": "exports",
     r"\bis told\b|\btold as\b": "is reported",
     r"\bof which it has\b|\bof as many\b": "with as many",

@@ -92,7 +92,7 @@ def photograph_page(page: Page, name: str) -> None:
     """The whole page in both themes."""
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
-        page.wait_for_timeout(200)  # the theme follows the media
+        page.wait_for_timeout(1000)  # the theme follows the media
         scheme = "slate" if theme == "dark" else "default"
         page.evaluate(f"document.body.setAttribute('data-md-color-scheme', '{scheme}')")
         width = page.viewport_size["width"] if page.viewport_size else 0

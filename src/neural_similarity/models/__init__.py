@@ -1,4 +1,6 @@
-"""Functions that build networks. All of them share these arguments:
+"""Functions that build networks, with or without M.
+
+All of them share these arguments:
 
 | argument | meaning |
 |---|---|
