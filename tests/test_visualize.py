@@ -72,13 +72,6 @@ def test_kernel_shapes_are_drawn_and_blocks_averaged(tmp_path):
     assert names == ["similarities.png", "maps-0.png", "maps-2.png", "shapes.png"]
 
 
-def test_modes_are_kept_layer_by_layer():
-    network = nn.Sequential(ns.Conv2d(2, 2, 3, similarity="static-full"), nn.BatchNorm2d(2)).train()
-    network[1].eval()
-    visualize.similarities(network, torch.randn(2, 2, 5, 5))
-    assert [part.training for part in network] == [True, False]
-
-
 def test_maps_are_of_two_dimensions_with_or_without_a_batch():
     layer = ns.Conv2d(2, 2, 3, similarity="dynamic-full")
     found = visualize.similarities(nn.Sequential(layer), torch.randn(2, 5, 5))

@@ -56,33 +56,6 @@ def test_timm(adapted, x, tmp_path):
     assert ns.save_adapter(averaged.module, tmp_path / "b").read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["dla34", "dla46x_c"])
-def test_timms_dla_is_converted(name):
-    """Its first part is called `base_layer`, as PEFT's wrapped layers are."""
-    with torch.device("meta"):
-        model = timm.create_model(name)
-        reasons = ns.plan(model, "static-full")
-    assert reasons["base_layer.0"] is None
-    assert sum(why is None for why in reasons.values()) > 10
-    assert not any("PEFT" in (why or "") for why in reasons.values())
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_onnx(adapted, x, tmp_path):
-    """M as it is, and folded."""
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    torch.use_deterministic_algorithms(False)
-    y = adapted(x).detach()
-    for name, model in {"adapted": adapted, "folded": ns.fold(adapted)}.items():
-        file = tmp_path / f"{name}.onnx"
-        torch.onnx.export(model, (x,), str(file), dynamo=True, verbose=False)
-        session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        assert (torch.from_numpy(out) - y).abs().max() < 1e-4
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_torchao(adapted, x):
     """Of weights alone, in a folded network's linear layers."""
@@ -91,17 +64,6 @@ def test_torchao(adapted, x):
     quantization.quantize_(folded, quantization.Int8WeightOnlyConfig())
     assert type(folded.fc.weight) is not nn.Parameter
     assert (folded(x) - y).abs().max() < 0.05 * y.abs().max()
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_compilation(x, tmp_path):
-    """Trained in `torch.compile`, loaded into a compiled backbone."""
-    model = torch.compile(ns.freeze_backbone(ns.convert(resnet(), "static-full")), backend="eager")
-    file = ns.save_adapter(trained(model, x), tmp_path / "a")
-    loaded = ns.load_adapter(torch.compile(resnet(), backend="eager"), file)
-    assert (loaded.eval()(x) - model(x)).abs().max() < 1e-5
-    assert ns.max_difference(ns.load_adapter(resnet(), file), model, x) < 1e-5
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ from neural_similarity.lab.train import (
     unpack_correct,
 )
 from neural_similarity.lab.train.checkpoint import list_checkpoints
-from neural_similarity.lab.train.journal import Journal, read_lines
+from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.scoring import Scores, score_logits
 from neural_similarity.nn import format_similarity
 
@@ -123,14 +123,6 @@ def test_packed_answers_survive_json(count, unit):
         unpack_correct(record | {unit: count + 9})
 
 
-def test_run_is_never_overwritten(tmp_path):
-    run = train_tiny(tmp_path)
-    before = run.summary.read_bytes()
-    with pytest.raises(RunError, match=r"exists already; continue it with .*--resume .*--out"):
-        train_tiny(tmp_path)
-    assert run.summary.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("classes", "size", "message"),
     [
@@ -146,22 +138,6 @@ def test_images_that_no_network_takes_are_refused(tmp_path, monkeypatch, classes
     with pytest.raises(ValueError, match=message):
         train(TINY, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-
-
-def test_run_that_fails_before_its_first_metrics_leaves_no_folder(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="validation"):
-        train(replace(TINY, validation=64), out=tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run").exists()
-
-    def fail(*_):
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "show_step", fail)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            train(TINY, out=tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run").exists()
-    assert train(TINY, out=tmp_path / "run", device="cpu").summary.exists()
 
 
 def test_read_run_gives_back_the_run(tmp_path):
