@@ -21,7 +21,17 @@ SOURCES = ROOT / "src" / "neural_similarity"
 LIBRARY = "ops functional nn models conversion regularize visualize testing hub peft files".split()
 LABORATORY = ("data", "train", "tasks", "session", "recipes", "cli")
 PAPER_SOURCES = ROOT / "src" / "neural_similarity_paper"
-PAPER = ("learned", "recipes", "rival_layers", "statistics", "tables", "theory", "studies", "cli")
+PAPER = (
+    "corruption",
+    "learned",
+    "recipes",
+    "rival_layers",
+    "statistics",
+    "tables",
+    "theory",
+    "studies",
+    "cli",
+)
 IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({EXTRA}))\n"
 USE = """

@@ -11,8 +11,8 @@ from torch import nn
 import neural_similarity as ns
 from neural_similarity.files import read_json
 from neural_similarity.lab import session
-from neural_similarity.lab.data.corruption import CORRUPTIONS
 from neural_similarity.lab.train import unpack_correct
+from neural_similarity_paper.corruption import CORRUPTIONS
 from neural_similarity_paper.studies import adapt_map, adapt_training, adapt_unlabelled, rates
 from neural_similarity_paper.studies.adapt_kin import sparse_codes
 from neural_similarity_paper.studies.adapt_map import MAP, MAP_WAYS, map_cell, trial_recipe

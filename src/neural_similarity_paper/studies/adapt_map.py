@@ -12,8 +12,8 @@ training.
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.lab.data.corruption import GEOMETRY, UNDONE
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
+from neural_similarity_paper.corruption import GEOMETRY, UNDONE
 from neural_similarity_paper.recipes.adaptation import CHANGED, WAYS, way_fields
 from neural_similarity_paper.studies.adapt_kin import add_coded_atoms, add_tsa
 from neural_similarity_paper.studies.adapt_study import CURVED, Cell, Column, Study, Way

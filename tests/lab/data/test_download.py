@@ -162,6 +162,6 @@ def test_embedded_is_already_there(tmp_path):
 
 @pytest.mark.parametrize("name", ["folder", "imagenet"])
 def test_unknown_name(tmp_path, name):
-    match = f"one of cifar10, cifar100, embedded, got '{name}'"
+    match = f"one of embedded, cifar10, cifar100, got '{name}'"
     with pytest.raises(ValueError, match=match):
         download_dataset(name, tmp_path)

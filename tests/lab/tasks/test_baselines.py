@@ -18,7 +18,6 @@ from torch import nn
 import neural_similarity as ns
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, session
-from neural_similarity.lab.data.corruption import rotate_images
 from neural_similarity.lab.tasks import tuned
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapt_network
 from neural_similarity.lab.tasks.baselines import (
@@ -30,6 +29,7 @@ from neural_similarity.lab.tasks.baselines import (
 from neural_similarity.lab.tasks.tuned import BLOCK
 from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
+from neural_similarity_paper.corruption import rotate_images
 
 # What peft imports, torchao and transformers among it, warns.
 pytestmark = pytest.mark.filterwarnings("ignore")

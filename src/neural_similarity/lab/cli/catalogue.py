@@ -107,14 +107,15 @@ def _model_row(name: str, similarity: str) -> _ModelRow:
 
 def data(args: Sequence[str]) -> int:
     """Download or verify a data set and print its sizes."""
+    names = (*datasets.OURS, *datasets.IN_PLACE)
     description = (
         "Download a data set, or verify the one that is there, and print its sizes.\n\n"
-        f"data sets: {', '.join(datasets.NAMES)}\n\nexamples:\n"
+        f"data sets: {', '.join(names)}\n\nexamples:\n"
         "  nsim data cifar10 --data data\n  nsim data imagenet --data ILSVRC2012\n"
         "  nsim data imagenet --source data/mini-imagenet --data data/mini-imagenet-100"
     )
     options = parse_options(DataSetOptions, args, prog="nsim data", description=description)
-    require_known_name("data set", options.name, datasets.NAMES)
+    require_known_name("data set", options.name, names)
     path = options.data
     if options.source is not None:
         if options.name != "imagenet":

@@ -4,6 +4,7 @@ from neural_similarity.lab.data.batches import Batches as Batches
 from neural_similarity.lab.data.batches import FileBatches as FileBatches
 from neural_similarity.lab.data.batches import Place as Place
 from neural_similarity.lab.data.class_split import ClassSplit as ClassSplit
+from neural_similarity.lab.data.download import OURS as OURS
 from neural_similarity.lab.data.download import download_dataset as download_dataset
 from neural_similarity.lab.data.imagenet import lay_out as lay_out
 from neural_similarity.lab.data.images import Dataset as Dataset

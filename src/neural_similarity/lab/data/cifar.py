@@ -78,6 +78,7 @@ CIFAR100 = Cifar(  # A binary record has the coarse label, then the fine one, wh
     ),
     100,
 )
+CIFARS = {each.name: each for each in (CIFAR10, CIFAR100)}
 
 
 def load_cifar(cifar: Cifar, root: Path, counts: tuple[int, int] = (50_000, 10_000)) -> Dataset:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import IO
 
 from neural_similarity.files import new_file
+from neural_similarity.lab.data.cifar import CIFARS, find_cifar
 from neural_similarity.lab.data.files import ProgressCallback
-from neural_similarity.lab.data.registry import find_folder, load_dataset
+from neural_similarity.lab.data.registry import load_dataset
 
 CHUNK = 1 << 18
 TIMEOUT_SECONDS = 30
@@ -31,6 +32,9 @@ REMOTES = {
     "cifar10": Remote(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
     "cifar100": Remote(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
 }
+
+OURS = ("embedded", *REMOTES)
+"""The data sets that come with the package, or can be fetched."""
 
 
 def download_dataset(
@@ -51,14 +55,15 @@ def download_dataset(
     """
     root = Path(root)
     if name == "embedded":
-        return find_folder(name, root)
+        return Path(__file__).with_name("embedded")
     if name not in REMOTES:
-        known = ", ".join([*REMOTES, "embedded"])
-        raise ValueError(f"`name` must be a data set to download, one of {known}, got {name!r}")
+        raise ValueError(
+            f"`name` must be a data set to download, one of {', '.join(OURS)}, got {name!r}"
+        )
     if not _is_whole(name, root):
         root.mkdir(parents=True, exist_ok=True)
         _install_archive(REMOTES[name], root, progress)
-    return find_folder(name, root)
+    return find_cifar(CIFARS[name], root)
 
 
 def _is_whole(name: str, root: Path) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
-from neural_similarity.lab.data.corruption import CORRUPTIONS, corrupt_dataset
 from neural_similarity.lab.data.decoding import Header, read_all_pixels, read_header
 from neural_similarity.lab.data.deep import Depth
 from neural_similarity.lab.data.images import Dataset, Images, ImageSet, class_labels, split_off
@@ -22,31 +21,10 @@ from neural_similarity.lab.data.listing import (
 )
 
 FOLDER = "folder"
-EMBEDDED_FOLDER = Path(__file__).with_name("embedded")
 
 
-def _load_corrupted_cifar10(change: str, root: Path) -> Dataset:
-    return corrupt_dataset(cifar.load_cifar(cifar.CIFAR10, root), change)
-
-
-_SETS: dict[str, tuple[Callable[[Path], Dataset], Callable[[Path], Path]]] = {
-    "embedded": (lambda _: fashion_mnist.load_embedded(), lambda _: EMBEDDED_FOLDER),
-    **{
-        each.name: (partial(cifar.load_cifar, each), partial(cifar.find_cifar, each))
-        for each in (cifar.CIFAR10, cifar.CIFAR100)
-    },
-    **{
-        f"cifar10-{change}": (
-            partial(_load_corrupted_cifar10, change),
-            partial(cifar.find_cifar, cifar.CIFAR10),
-        )
-        for change in CORRUPTIONS
-    },
-}
-"""For the public data sets, how to load them and where their files are."""
 IN_PLACE = (FOLDER, imagenet.NAME)
 """The data sets whose `root` is the user's own folder of images."""
-NAMES = (*_SETS, *IN_PLACE)
 log = logging.getLogger(__name__)
 SHARE = 5
 """One image in this many becomes a test image where there is no folder of test images."""
@@ -64,9 +42,9 @@ def load_dataset(
     """Load a data set into memory as a whole; "imagenet" stays in its files.
 
     Args:
-        name: "embedded" (comes with the package), "cifar10", "cifar100", "cifar10-" and a name of
-            `CORRUPTIONS`, "folder" (`root` itself, a folder of class
-            folders), or "imagenet" (`root` itself, a folder of train/CLASS and val/CLASS).
+        name: "embedded" (comes with the package), "cifar10", "cifar100", "folder" (`root` itself, a
+            folder of class folders), "imagenet" (`root` itself, a folder of train/CLASS and
+            val/CLASS), or one that another package adds to `LOADERS`.
         root: folder of the data sets.
         image_size: height and width that the images of a folder are resized to.
         workers: processes that decode "imagenet".
@@ -88,7 +66,7 @@ def load_dataset(
             f"`image_size` is for the data sets {' and '.join(IN_PLACE)}, got {image_size} "
             f"for {name}"
         )
-    return _SETS[name][0](Path(root))
+    return LOADERS[name](Path(root))
 
 
 def require_folder(name: str, root: Path) -> None:
@@ -100,11 +78,6 @@ def require_folder(name: str, root: Path) -> None:
     if name in IN_PLACE and not root.is_dir():
         kind = "a file" if root.exists() else "none"
         raise FileNotFoundError(f"{root} must be a folder of class folders, got {kind}")
-
-
-def find_folder(name: str, root: Path) -> Path:
-    """The folder of the files of a public data set."""
-    return _SETS[name][1](root)
 
 
 def load_folder(
@@ -213,3 +186,14 @@ def _common_size(headers: list[Header]) -> tuple[int, int]:
 def _split_fifth(images: Images) -> tuple[ImageSet, ImageSet]:
     shares = [max(1, size // SHARE) for size in images.class_sizes.values()]
     return split_off(images, shares, seed=0)
+
+
+LOADERS: dict[str, Callable[[Path], Dataset]] = {
+    "embedded": lambda _: fashion_mnist.load_embedded(),
+    **{name: partial(cifar.load_cifar, each) for name, each in cifar.CIFARS.items()},
+    FOLDER: load_folder,
+    imagenet.NAME: imagenet.load_imagenet,
+}
+"""How to load each data set; other packages add theirs by the entry point
+`neural_similarity.datasets`, a module."""
+NAMES = LOADERS.keys()

@@ -67,9 +67,9 @@ class TrainingRecipe:
     """Whether training requires that field."""
 
     dataset: str = "cifar10"
-    """Data set: embedded, cifar10 (also changed, such as cifar10-noise-25 and
-    cifar10-rotation-30, see docs/reference/baselines.md), cifar100, folder (one folder a class),
-    or imagenet (train/CLASS and val/CLASS, decoded while training)."""
+    """Data set: embedded, cifar10 (in a clone also changed, such as cifar10-noise-25, see
+    docs/reference/baselines.md), cifar100, folder (one folder a class), or imagenet (train/CLASS
+    and val/CLASS, decoded while training)."""
     image_size: int | None = None
     """Height and width that the images of a folder, or of imagenet (224), are resized to."""
     inputs: Inputs = "normalized"

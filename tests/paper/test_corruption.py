@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from neural_similarity.lab.data import Dataset, Images
-from neural_similarity.lab.data.corruption import (
+from neural_similarity_paper.corruption import (
     CHANGED_AT_ONCE,
     CORRUPTIONS,
     add_noise,

@@ -1,20 +1,24 @@
 """Corrupted data sets: one photometric or geometric change of every image.
 
 Corruptions of our own, not those of CIFAR-10-C; training and test images get the same. Geometric
-ones also exist undone: the changed images, changed back, as by a user who knows the camera.
+ones also exist undone: the changed images, changed back, as by a user who knows the camera. The
+entry point `neural_similarity.datasets` names this module: CIFAR-10 is a data set under each.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from neural_similarity.lab.data.cifar import CIFAR10, load_cifar
 from neural_similarity.lab.data.images import Dataset, Images, seeded_generator
+from neural_similarity.lab.data.registry import LOADERS
 
 CHANGED_AT_ONCE = 1_000
 """Images that are changed at a time, so that intermediate results stay small."""
@@ -154,3 +158,10 @@ def _change_images(images: Images, change: Change, random: torch.Generator) -> I
 
 def _grey_levels(x: Tensor) -> Tensor:
     return x.round().clamp(0, 255).to(torch.uint8)
+
+
+def _load_changed(change: str, root: Path) -> Dataset:
+    return corrupt_dataset(load_cifar(CIFAR10, root), change)
+
+
+LOADERS.update({f"cifar10-{change}": partial(_load_changed, change) for change in CORRUPTIONS})
