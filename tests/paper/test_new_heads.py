@@ -37,13 +37,13 @@ def test_the_table_is_what_the_command_writes():
 @pytest.mark.parametrize("name", CELLS)
 def test_a_run_differs_from_the_default_in_its_way_alone(name, tmp_path):
     default, probe, *rates = (
-        new_heads.head_recipe(Trial(way, (rate,), name, 11), tmp_path)
+        new_heads.head_recipe(Trial(way, (rate,), name, SEEDS[0]), tmp_path)
         for way, rate in CELLS[name].trials
     )
     assert (default.lr, default.train, probe.train) == (0.0, CELLS[name].train, "head")
     assert [recipe.lr for recipe in rates] == (list(FIVE_RATES) if CELLS[name].tuned else [])
     assert {(r.norm_mode, r.flip, r.classifier, r.seed) for r in (default, probe, *rates)} == {
-        (CELLS[name].norm, CELLS[name].flip, "new", 11)
+        (CELLS[name].norm, CELLS[name].flip, "new", SEEDS[0])
     }
     assert str(tmp_path) in (default.weights or default.backbone)
 

@@ -88,6 +88,28 @@ def test_outputs_that_set_no_rate_are_told_as_the_commands_argument():
         own_rate.find_rate(network, images_of(0, 10), PREPROCESS, RECIPE)
 
 
+def test_errors_by_class_means_are_those_of_leaving_each_image_out():
+    """As counted one by one; a class of one image, and one of none."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 9 + [1] * 7 + [2] + [4] * 3)
+    x = torch.randn(20, 3, generator=generator, dtype=torch.float64) + labels[:, None]
+    wrong = 0
+    for row, label in enumerate(labels):
+        others = torch.arange(20) != row
+        means = {k: x[others & (labels == k)].mean(0) for k in labels[others].unique().tolist()}
+        wrong += min(means, key=lambda k: (means[k] - x[row]).norm().item()) != label
+    assert 0 < wrong < 20
+    assert own_rate.nearest_mean_errors(x, labels, 5) == pytest.approx(wrong / 20)
+
+
+@pytest.mark.parametrize(("wrong", "step"), [(0, 0.0025), (10, 0.005), (40, 0.02)])
+def test_steps_with_a_new_head_are_smaller_where_classes_are_apart(wrong, step):
+    """Of 100 images as many lie with the other class as are labelled so."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    fields = own_rate.new_head_fields(network, images_of(wrong, 100), PREPROCESS, RECIPE)
+    assert fields["lr"] == step
+
+
 def _moving_kernels(network):
     """The folded kernel and the gains."""
     plain: Any = merge_baselines(ns.fold(network))
@@ -96,12 +118,12 @@ def _moving_kernels(network):
 
 @pytest.mark.parametrize("train", ["M+head", "M+all", "norm+head", "all", "baseline+head", "head"])
 def test_no_update_with_a_new_head_moves_more_than_a_share(train):
-    """Whatever the gradients: M, gains and kernels by a hundredth, a logit by 0.4."""
+    """Whatever the gradients: M, gains and kernels by a fortieth, a logit by 0.4."""
     torch.manual_seed(0)
     recipe = AdaptationRecipe(train=train, baseline="residual" if "base" in train else "none")
     layers = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
     network: Any = adapt_network(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2)), recipe)
-    images = images_of(0, 10)
+    images = images_of(4, 10)
     fields = own_rate.new_head_fields(network, images, PREPROCESS, recipe)
     recipe = replace(recipe, **fields)
     optimizer = make_optimizer(recipe, decay_groups(recipe, network))
@@ -115,7 +137,7 @@ def test_no_update_with_a_new_head_moves_more_than_a_share(train):
     optimizer.step()
     moved = zip(_moving_kernels(network), start, strict=True)
     shares = [((new - old).norm() / old.norm()).item() for new, old in moved]
-    assert max(shares) < 0.05
+    assert max(shares) < 0.1
     assert max(shares) > 0.002 or train == "head"
     change = (network[-1](features) - logits).abs().mean().item()
     assert 0.01 < change < 1 or "head" not in train

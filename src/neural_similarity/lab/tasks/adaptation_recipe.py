@@ -85,8 +85,9 @@ class AdaptationRecipe(Recipe, FirstFields):
     steps: int = 300
     lr: float = 0.0
     """Learning rate before the first drop. 0, with a new classifier: Adam in one cycle, whose
-    updates change M, gains and shifts by 0.01, kernels by a hundredth, and logits by 0.4. 0, with
-    the network's own: a fifth of the limit that the largest curvature of the outputs sets, on a
+    updates change M, gains and shifts by up to 0.025, kernels by as large a share, and logits by
+    0.4; by less where images lie nearer to the mean of their class than to others. 0, with the
+    network's own: a fifth of the limit that the largest curvature of the outputs sets, on a
     batch of the training images; and less where it gets fewer than 40 % of up to 500 of them
     wrong."""
     head_lr: float | None = None

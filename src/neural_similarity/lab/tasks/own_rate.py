@@ -18,13 +18,14 @@ from neural_similarity.nn import evaluation_mode
 from neural_similarity.regularize import parameter_groups
 
 MOST_IMAGES = 500
-"""Images of which it is counted how many are wrong, unless a batch has more."""
+"""Images of which errors are counted, unless a batch has more."""
 # Chosen after a look at CIFAR-10 under changes that the map has, too.
 MANY_WRONG = 0.4
 """The share of wrong images from which on the rate is not smaller."""
-# Chosen on hand signs, 5 and 20 of each, seed 1: docs/evidence/new-heads.md.
-STEP = 0.01
-"""What an update changes at most: of M, gains and shifts; of kernels relative to their size."""
+# Chosen on hand signs and flowers, seeds 1 and 2: docs/evidence/new-heads.md.
+STEP, LEAST_SHARE = 0.025, 0.1
+"""What an update changes at most: of M, gains and shifts; of kernels relative to their size. The
+share of it that is left where the classes are apart before training."""
 LOGIT_STEP = 0.4
 """What an update of a new head changes a logit by, at most."""
 
@@ -32,27 +33,67 @@ LOGIT_STEP = 0.4
 def new_head_fields(
     network: nn.Module, images: ImageSet, preprocess: Preprocess, recipe: AdaptationRecipe
 ) -> dict[str, Any]:
-    """The settings with which a network trains from a new head on.
+    r"""The settings with which a network trains from a new head on.
 
     Curvature says nothing yet: M's grows with the square of the head, by a factor of 1,000. Adam's
-    updates are bounded, whatever the gradients: by `STEP`, and in the head by as much as moves
-    logits by `LOGIT_STEP`, for inputs of the size that they have at the start. They rise for a
-    fifth of the steps, while the head learns its classes, and fall to nothing.
+    updates are bounded, whatever the gradients: by `STEP` $\min(1, 2w)$, and in the head by as much
+    as moves logits by `LOGIT_STEP`, for inputs of the size that they have at the start. w is the
+    share of up to 500 images that lie nearer to another class's mean than to their own: where the
+    network tells the classes apart already, there is little to change. The bounds rise for a fifth
+    of the steps, while the head learns its classes, and fall to nothing.
     """
+    inputs, labels = _head_inputs(network, images, preprocess, recipe)
+    wrong = nearest_mean_errors(inputs, labels, len(images.classes))
     fields: dict[str, Any] = {"optimizer": "adam", "nesterov": False, "schedule": "one-cycle"}
-    fields |= {"drops": (), "lr": STEP, "relative_lr": True}
-    text = f"Adam in one cycle, whose updates change M and kernels by {STEP:.0%}"
+    fields |= {"drops": (), "relative_lr": True}
+    fields["lr"] = _agree(STEP * min(1.0, max(LEAST_SHARE, 2 * wrong)))
+    text = (
+        f"Adam in one cycle, whose updates change M and kernels by {fields['lr']:.1%} where "
+        f"{wrong:.0%} of {len(labels)} images are nearer to another class"
+    )
     if recipe.trains_head and recipe.head_lr is None:
-        head = network.get_submodule(head_name(network))
-        inputs: list[torch.Tensor] = []
-        hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-        with hook, evaluation_mode(network), torch.no_grad():
-            network(preprocess(images.head(recipe.batch_size)))
-        size = inputs[0].abs().mean().item() * head.get_parameter("weight")[0].numel()
+        size = inputs.abs().sum(1).mean().item()
         fields["head_lr"] = _agree(LOGIT_STEP / max(size, LOGIT_STEP))
         text += f", and logits by {LOGIT_STEP:g}: --head-lr {fields['head_lr']:g}"
     print_notice(f"{text} (--lr)")
     return fields
+
+
+@torch.no_grad()
+def _head_inputs(
+    network: nn.Module, images: ImageSet, preprocess: Preprocess, recipe: AdaptationRecipe
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the head gets for some images, (N, D), in evaluation; and their classes, (N,)."""
+    inputs: list[torch.Tensor] = []
+    head, batches = network.get_submodule(head_name(network)), _some_batches(images, recipe)
+    hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0].flatten(1)))
+    with hook, evaluation_mode(network):
+        for batch in batches:
+            network(preprocess(batch.head(len(batch))))
+    return torch.cat(inputs).double(), torch.cat([batch.labels for batch in batches])
+
+
+def nearest_mean_errors(x: torch.Tensor, labels: torch.Tensor, classes: int) -> float:
+    r"""The share of rows of x (N, D) that lie nearer to another class's mean than to their own.
+
+    A row x does not count for its own mean: without it, the mean $\mu$ of n rows is at
+    $\frac{n}{n - 1} \|x - \mu\|$. A row that is alone in its class counts as wrong.
+    """
+    counts = labels.bincount(minlength=classes).to(x.dtype)
+    sums = x.new_zeros(classes, x.shape[1]).index_add_(0, labels, x)
+    distances = torch.cdist(x, sums / counts.unsqueeze(1).clamp_min(1))
+    distances[:, counts == 0] = torch.inf
+    rows, have = torch.arange(len(x)), counts[labels]
+    own = distances[rows, labels] * have / (have - 1).clamp_min(1)
+    distances[rows, labels] = own.where(have > 1, torch.inf)
+    return (distances.argmin(1) != labels).double().mean().item()
+
+
+def _some_batches(images: ImageSet, recipe: TrainingRecipe) -> list[ImageSet]:
+    """Batches as large as in training, of up to `MOST_IMAGES` images unless one has more."""
+    order = torch.randperm(len(images), generator=seeded_generator("rate", recipe.seed))
+    order = order[: max(MOST_IMAGES, recipe.batch_size)]
+    return [images.subset(part) for part in order.split(recipe.batch_size)]
 
 
 def find_rate(
@@ -71,9 +112,7 @@ def find_rate(
     Raises:
         RunError: the outputs set no rate.
     """
-    order = torch.randperm(len(images), generator=seeded_generator("rate", recipe.seed))
-    order = order[: max(MOST_IMAGES, recipe.batch_size)]
-    batches = [images.subset(part) for part in order.split(recipe.batch_size)]
+    batches = _some_batches(images, recipe)
     x = preprocess(batches[0].head(recipe.batch_size))
     try:
         (group, *_) = parameter_groups(
