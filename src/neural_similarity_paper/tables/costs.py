@@ -44,12 +44,16 @@ def read_costs(path: Path) -> StepCosts | None:
         if report["bench"] != "recipes" or not rows:
             raise ValueError(f"it is of {report['bench']!r}")
         current = {n for n, c in environment["recipes"].items() if is_current(n, c)}
-        spread = max(_step_row(row)["spread"] for row in rows if row["baseline"])
+        spread = max(row["times"][STEP]["spread"] for row in rows if row["baseline"])
         noise = timing_doubt(report["quick"], report["others"], spread)
         source = _timing_source(environment, rows[0]["group"]) + (f" ({noise})" if noise else "")
         rows = [row for row in rows if row["group"] == rows[0]["group"]]
         baseline = next(row["name"] for row in rows if row["baseline"])
-        ratios = {row["name"]: _ratio_interval(_step_row(row)) for row in rows if row["times"]}
+        ratios = {
+            row["name"]: Interval(*(row["times"][STEP][end] for end in ("ratio", "low", "high")))
+            for row in rows
+            if row["times"] and row["name"] in current
+        }
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise ValueError(
             f"`costs` must be what `python -m benchmarks recipes` saved, got {path}: "
@@ -57,8 +61,7 @@ def read_costs(path: Path) -> StepCosts | None:
         ) from error
     if baseline not in current:
         return None
-    current_ratios = {name: ratio for name, ratio in ratios.items() if name in current}
-    return StepCosts(ratios=current_ratios, baseline=baseline, source=source)
+    return StepCosts(ratios=ratios, baseline=baseline, source=source)
 
 
 def timing_doubt(quick: bool, others: float | None, spread: float) -> str | None:
@@ -94,14 +97,6 @@ def is_current(name: str, config: dict[str, Any]) -> bool:
         return False
     later = {field.name: field.default for field in fields(recipe) if field.name not in config}
     return later | config == recipe_to_json(recipe)
-
-
-def _step_row(row: dict[str, Any]) -> dict[str, Any]:
-    return row["times"][STEP]
-
-
-def _ratio_interval(timing: dict[str, Any]) -> Interval:
-    return Interval(timing["ratio"], timing["low"], timing["high"])
 
 
 def _timing_source(environment: dict[str, Any], group: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Literal
 
 from neural_similarity.lab.recipes import RECIPES
@@ -68,6 +69,16 @@ def _method_columns(report: Report, verdicts: Verdicts) -> Columns:
     return columns | {name: partial(_of_records, cell) for name, cell in facts.items()}
 
 
+def _millions(records: Sequence[Record], fact: str, form: str) -> str:
+    """A number of parameters or of MACs of one image."""
+    return f"{records[0].summary[fact] / 1e6:{form}} M"
+
+
+def _mean_time(records: Sequence[Record]) -> str:
+    """The mean time of training."""
+    return format_clock(fmean(record.summary["seconds"] for record in records))
+
+
 def _of_records(cell: Callable[[Sequence[Record]], str], line: RowReport) -> str:
     return cell(line.records) if line.records else ""
 
@@ -119,9 +130,9 @@ def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> 
     columns |= {
         "p over seeds": lambda line: p_text(verdicts.get(line.baseline_difference), "seeds"),
         "p by image": lambda line: p_text(verdicts.get(line.baseline_difference), "images"),
-        "parameters": lambda line: cost_cells(line)[0],
-        "MACs": lambda line: cost_cells(line)[1],
-        "time": lambda line: cost_cells(line)[2],
+        "parameters": partial(_of_records, lambda records: _millions(records, "parameters", ".2f")),
+        "MACs": partial(_of_records, lambda records: _millions(records, "macs", ",.0f")),
+        "time": partial(_of_records, _mean_time),
     }
     if any("trained" in record.summary for record in panel.all_records):
         columns["trained"] = partial(_adapter_cell, "trained", "{:,}")
@@ -167,15 +178,6 @@ def failed_text(records: Sequence[Record]) -> str:
     """How many of the runs failed, if any did: these are not in the mean."""
     count = sum(record.failed for record in records)
     return f" ({count} of {len(records)} failed)" if count else ""
-
-
-def cost_cells(line: RowReport) -> tuple[str, str, str]:
-    """Parameters, MACs of one image and training time."""
-    if not line.records:
-        return "", "", ""
-    summary = line.records[0].summary
-    parameters = f"{summary['parameters'] / 1e6:.2f} M"
-    return parameters, f"{summary['macs'] / 1e6:,.0f} M", format_clock(line.mean_seconds)
 
 
 def judge_differences(report: Report) -> dict[Difference, Verdict]:

@@ -97,10 +97,6 @@ class RowReport:
         errors = [error for error in all_errors if error is not None and self.metric == "error"]
         return mean_and_deviation(errors) if errors and len(errors) == len(all_errors) else None
 
-    @property
-    def mean_seconds(self) -> float:
-        return mean_and_deviation([record.summary["seconds"] for record in self.records])[0]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PanelReport:
