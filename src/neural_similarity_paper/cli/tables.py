@@ -23,7 +23,6 @@ from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.progress import print_notice
 from neural_similarity.lab.train.recipe import Recipe, scale_recipe
-from neural_similarity.lab.train.runtime import PrecisionChoice
 from neural_similarity_paper import tables
 from neural_similarity_paper.cli import studies
 from neural_similarity_paper.tables import TABLES, Line, LinesOutcome, Row, Scope
@@ -49,11 +48,9 @@ class TableOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions(TableOptions):
+class ReproduceOptions(TableOptions, Scope):
     """Options of `nsim reproduce`."""
 
-    budget: float = 1.0
-    """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
     seeds: Annotated[tuple[int, ...], comma_list(parse_integer, "S,S,...")] = (1, 2, 3)
     """Seeds that every row is run with."""
     only: Annotated[tuple[str, ...], comma_list(str, "NAME,NAME,...")] = ()
@@ -64,18 +61,10 @@ class ReproduceOptions(TableOptions):
     """With --print, only the lines of a stage; those of stage 1 need no other line."""
     jobs: int = 1
     """Runs at a time, each of one thread."""
-    precision: PrecisionChoice = "auto"
-    """Precision of new runs: the faster one here, or that of the other records."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps or xpu."""
     shots: Annotated[tuple[int, ...], comma_list(parse_integer, "N,N,...")] = (5, 1)
     """Labelled images of each class of a task, for table 6."""
     tasks: int = 2_000
     """Number of test tasks, for table 6."""
-    data: Path = Path("data")
-    """Folder of the data sets."""
-    runs: Path = Path("runs")
-    """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all], and of their logs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,11 +86,6 @@ class ReproduceOptions(TableOptions):
     @property
     def chosen_rows(self) -> list[Row]:
         return TABLES[self.table].choose_rows(self.only, self.shots)
-
-    @property
-    def run_scope(self) -> Scope:
-        names = ("budget", "results", "runs", "data", "device", "precision")
-        return Scope(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +142,7 @@ def reproduce(args: Sequence[str]) -> int:
         ReproduceOptions, args, prog="nsim reproduce", description=description, flags=True
     )
     wanted = tables.wanted_records(options.chosen_rows, options.seeds, options.tasks)
-    lines = tables.missing_lines(wanted, options.run_scope)
+    lines = tables.missing_lines(wanted, options)
     print_notice(_plan_text(lines, len(wanted), options))
     if options.print:
         for line in lines:

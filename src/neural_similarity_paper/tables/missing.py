@@ -24,16 +24,18 @@ shared."""
 class Scope:
     """What all runs of a table share."""
 
-    budget: float
-    """Share of every recipe's steps."""
-    results: Path
-    runs: Path
-    """Folder of the run folders."""
-    data: Path
+    budget: float = 1.0
+    """Factor on steps and drops, the same for all rows; below 1 a reduced schedule."""
+    results: Path = Path("results")
+    """Folder of the run records."""
+    data: Path = Path("data")
     """Folder of the data sets."""
+    runs: Path = Path("runs")
+    """Folder of the run folders, RECIPE-BUDGET-seedSEED[-all], and of their logs."""
     device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps or xpu."""
     precision: PrecisionChoice = "auto"
-    """Precision of new runs: "auto" (the faster one here), "bf16" or "fp32"."""
+    """Precision of new runs: the faster one here, or that of the other records."""
 
     def run_folder(self, key: Key) -> Path:
         suffix = "-all" if key.retrained else ""
