@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity_paper.statistics import by_seed_and_image
-from neural_similarity_paper.studies import restore, restore_task
+from neural_similarity_paper.studies import restore, restore_picture, restore_task
 from neural_similarity_paper.studies.adapt_report import study_to_markdown
 from neural_similarity_paper.studies.restore import RESTORE
 from neural_similarity_paper.studies.restore_task import (
@@ -148,6 +148,33 @@ def test_a_stopped_study_goes_on_and_its_page_follows_from_the_runs(tiny_study, 
     text = study_to_markdown(tiny_study, tmp_path / "results")
     assert "2 of 2 cells have run" in text
     assert "bfloat16" not in text
+
+
+def test_a_picture_is_drawn_from_a_cells_rates(tiny_study, tmp_path, monkeypatch):
+    """Of networks that are adapted as the sheet's were, and from nothing else."""
+    shown, images = ("input", "m"), []
+
+    def restore_images(trial, *given):
+        images.append((trial, restore.restore_images(trial, *given)))
+        return images[-1][1]
+
+    monkeypatch.setattr(restore_picture, "restore_images", restore_images)
+    monkeypatch.chdir(tmp_path)
+    options = restore_picture.PictureOptions(cell="tiny-4-2-turned-35", results=tmp_path)
+    with pytest.raises(
+        ValueError, match=r"tiny-4-2-rates\.json must have the rates of tiny-4-2-tu"
+    ):
+        restore_picture.draw_restored(tiny_study, options, shown)
+    tiny_study.run(tmp_path, tmp_path, lambda _: None, ["*-35"])
+    restore_picture.draw_restored(tiny_study, options, shown)
+    assert options.out.read_bytes().startswith(b"\x89PNG")
+    runs = read_sheet(tmp_path / "adapt-restore/tiny-4-2.json", RESTORE.measure.fields).runs
+    for trial, (restored, scored, _) in images:
+        ratios = score_images(restored, scored.sharp).tolist()
+        assert runs[str(trial)]["images"] == pytest.approx(ratios, abs=6e-4)
+    assert [trial.way for trial, _ in images] == [*shown]
+    with pytest.raises(ValueError, match="`cell` must be one of adapt-restore, got 'x'"):
+        restore_picture.draw_restored(tiny_study, replace(options, cell="x"), shown)
 
 
 def sheet_runs(sheet, way, change):
