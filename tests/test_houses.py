@@ -26,6 +26,7 @@ PAPER = (
     "learned",
     "recipes",
     "rival_layers",
+    "rival_methods",
     "statistics",
     "tables",
     "theory",

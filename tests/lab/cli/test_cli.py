@@ -360,7 +360,6 @@ def test_version(capsys):
         (["train", "mini-cnn4", "--help"], "--retrain"),
         (["train", "cifar10-cnn", "--help"], "--penalty"),
         (["reproduce", "6", "--help"], "--shots"),
-        (["reproduce", "4", "--help"], "--variant"),
     ],
 )
 def test_a_recipe_or_table_says_what_kind_of_run_it_is(words, said, capsys):

@@ -13,7 +13,7 @@ from neural_similarity.lab.train.task import Task
 TASK_KINDS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask, AdaptationTask)
 """The kinds of runs, identified by the class of a recipe or the `command` of a folder."""
 
-for _group in ("networks", "datasets"):  # so that runs find them
+for _group in ("networks", "datasets", "methods"):  # so that runs find them
     for _entry in entry_points(group=f"neural_similarity.{_group}"):
         if find_spec(_entry.value.partition(".")[0]):
             _entry.load()

@@ -14,8 +14,8 @@ import neural_similarity as ns
 from neural_similarity.lab.tasks.few_shot import Episode
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot, maximise_posterior
-from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
-from neural_similarity.lab.tasks.few_shot.tadam import Tadam
+from neural_similarity_paper.rival_methods.leo import Latent, Leo
+from neural_similarity_paper.rival_methods.tadam import Tadam
 
 DOUBLE = {"dtype": torch.float64}
 WAYS = 3

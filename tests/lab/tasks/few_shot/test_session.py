@@ -27,7 +27,6 @@ from neural_similarity.lab.tasks.few_shot import partial
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluation
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning
-from neural_similarity.lab.tasks.few_shot.leo import Latent, Leo
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.metric import ProtoNet
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
@@ -41,6 +40,7 @@ from neural_similarity.lab.train import RunError, choose_runtime, fitting, read_
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 from neural_similarity.nn import SphereNet
+from neural_similarity_paper.rival_methods.leo import Latent, Leo
 
 pytestmark = pytest.mark.usefixtures("tiny_classes")
 

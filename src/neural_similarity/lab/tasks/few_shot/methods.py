@@ -11,7 +11,6 @@ from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.gradient import anil, maml, meta_learned
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, FineTuning
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
-from neural_similarity.lab.tasks.few_shot.leo import ONE_SHOT_SETTINGS, Leo
 from neural_similarity.lab.tasks.few_shot.method import Method, NormStatistics
 from neural_similarity.lab.tasks.few_shot.metric import (
     FullContext,
@@ -21,7 +20,6 @@ from neural_similarity.lab.tasks.few_shot.metric import (
 )
 from neural_similarity.lab.tasks.few_shot.relation import RelationNet
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
-from neural_similarity.lab.tasks.few_shot.tadam import Tadam
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.models import ConvBlock, has_pool, without_pool
 
@@ -102,11 +100,6 @@ def static_tuning(network: nn.Sequential, _sizes: TaskSizes, *, rate: float = 1.
     return StaticTuning(*split_classifier(network), rate=rate)
 
 
-def leo(network: nn.Sequential, sizes: TaskSizes) -> Leo:
-    """`Leo` with its authors' settings for one shot, or for five."""
-    return Leo(network, ONE_SHOT_SETTINGS if sizes.shots == 1 else None)
-
-
 def gradient_based(build: Callable[[nn.Sequential, int], Method], *, frozen: bool = False) -> Kind:
     """The kind of methods that learn the start of gradient descent, the classifier's included."""
     return Kind(
@@ -136,9 +129,9 @@ METHODS: dict[str, Kind] = {
     "maml-first-order": gradient_based(partial(maml, first_order=True)),
     "anil": gradient_based(anil),
     "meta-nsn": gradient_based(meta_learned, frozen=True),
-    "tadam": Kind(lambda network, _: Tadam(network), episodic=True),
-    "leo": Kind(leo, episodic=True, frozen=True),
 }
-"""Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
+"""Other packages add theirs by the entry point `neural_similarity.methods`, a module.
+
+Fine-tuning of a network with dynamic similarity is the paper's dynamic NSN; "meta-nsn" is its
 meta-learned static NSN where the similarity is static. At "rate0.1" M takes steps a tenth as large
 as the classifier's; the validation classes decide which rate is best."""
