@@ -14,6 +14,7 @@ from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.spec import Spec
 from neural_similarity.ops.blocks import Blocks
 from neural_similarity.ops.pointwise import apply_gain
+from neural_similarity.ops.tracing import only_torch_ops
 
 
 class StructureModule(nn.Module):
@@ -240,6 +241,8 @@ class FullModule(_Matrix):
         return self.with_identity(raw.unflatten(1, (self.taps, self.taps)))
 
     def predicted(self, raw: Tensor, gain: Tensor) -> Tensor:
+        if only_torch_ops():  # without writes to a part of M
+            return super().predicted(raw, gain)
         m = apply_gain(raw, gain, (self.taps + 1) * self.residual)
         return m.unflatten(1, (self.taps, self.taps))
 

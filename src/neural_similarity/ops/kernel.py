@@ -182,21 +182,23 @@ def convolve_by_image(given: Operands, bias: Tensor | None) -> Tensor:
     """The convolution with M (n, K, 1, ...) or (n, K, K, 1, ...), each image with its kernel W M.
 
     W may be wider than x; W M is rounded once. The images lie side by side as groups of channels.
-    Where channels are adjacent they would have to be copied for that, and back: these go through
+    Where channels are adjacent several would have to be copied for that, and back: these go through
     one convolution each. Programs that are exported for any number of images multiply patches.
     """
     x, weight, m, window, groups = given
     n, dims, exported = x.shape[0], x.dim() - 2, only_torch_ops()
     kernels = fold_by_image(weight, m.flatten(-dims - 1), x.dtype)
     geometry, convolve = (window.stride, window.padding, window.dilation), CONVOLUTIONS[dims]
+    bias = None if bias is None else bias.to(x.dtype)
     if exported and not isinstance(n, int):
         y = reference.convolve_by_image(x, kernels, window, groups)
-    elif not exported and given.has_channels_last():
+        return y if bias is None else y + bias.view(-1, *[1] * dims)
+    if n > 1 and not exported and given.has_channels_last():
         parts = zip(x.split(1), kernels.unbind(), strict=True)
-        y = torch.cat([convolve(image, kernel, None, *geometry, groups) for image, kernel in parts])
+        y = torch.cat([convolve(image, kernel, bias, *geometry, groups) for image, kernel in parts])
     else:
         side_by_side = x.reshape(1, -1, *x.shape[2:])
-        y = convolve(side_by_side, kernels.flatten(0, 1), None, *geometry, n * groups)
+        bias = bias if bias is None else bias.repeat(n)
+        y = convolve(side_by_side, kernels.flatten(0, 1), bias, *geometry, n * groups)
         y = y.view(n, -1, *y.shape[2:])
-    y = y if exported else given.in_format(y)
-    return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * dims)
+    return y if exported else given.in_format(y)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from neural_similarity.ops import pointwise_torch, triton
-from neural_similarity.ops.tracing import only_torch_ops, runs_eagerly
-from neural_similarity.ops.window import Window, promote_dtype
+from neural_similarity.ops.tracing import runs_eagerly
+from neural_similarity.ops.window import Window
 
 
 def takes_maps(x: Tensor) -> bool:
@@ -69,9 +69,6 @@ def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
         raise ValueError(f"`gain` must be {tuple(raw.shape[1:2])}, got {tuple(gain.shape)}")
     if takes_maps(raw):
         return _Gained.apply(raw, gain, every)
-    if only_torch_ops():  # Core ML has no addcmul.
-        start, gain = pointwise_torch.gain_parts(raw, gain, every)
-        return start + promote_dtype(raw) * gain
     return pointwise_torch.apply_gain(raw, gain, every)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn import grad as convolution_gradients
@@ -62,17 +61,11 @@ def scaled_gradient(
 
 def apply_gain(raw: Tensor, gain: Tensor, every: int) -> Tensor:
     """raw (n, c, *size) times gain (c,) in float32 at least, plus 1 in every `every`-th channel."""
-    start, gain = gain_parts(raw, gain, every)
-    return torch.addcmul(start, promote_dtype(raw), gain)
-
-
-def gain_parts(raw: Tensor, gain: Tensor, every: int) -> tuple[Tensor, Tensor]:
-    """What is added to every channel, and its gain, in the type of the sum."""
-    raw, shape = promote_dtype(raw), (-1, *[1] * (raw.dim() - 2))
-    start = torch.full_like(gain, float(every == 1), dtype=raw.dtype)
-    if every > 1:
-        start = (torch.arange(len(gain), device=gain.device) % every == 0).to(raw.dtype)
-    return start.view(shape), gain.to(raw.dtype).view(shape)
+    raw = promote_dtype(raw)
+    m = raw * gain.to(raw.dtype).view(-1, *[1] * (raw.dim() - 2))
+    if every:
+        (m if every == 1 else m[:, ::every]).add_(1)
+    return m
 
 
 def gained_gradient(grad: Tensor, raw: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
