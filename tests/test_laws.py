@@ -109,7 +109,6 @@ def others():
     yield "attention of spheres", partial(attention, convolution=ns.SphereConv2d, fused=False)
     for options in ({}, {"angle": "linear"}, {"angle": "sigmoid", "learn_k": True}):
         yield f"sphere {options}", partial(ns.SphereConv2d, 4, 6, 3, 2, 1, **options)
-    yield "sphere classifier", partial(ns.SphereLinear, 3, 5, normalize="both", scale=7.0)
 
 
 def attention(**options):

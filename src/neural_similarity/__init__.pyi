@@ -43,7 +43,6 @@ from neural_similarity.nn import Shared as Shared
 from neural_similarity.nn import Shift as Shift
 from neural_similarity.nn import Sparse as Sparse
 from neural_similarity.nn import SphereConv2d as SphereConv2d
-from neural_similarity.nn import SphereLinear as SphereLinear
 from neural_similarity.nn import SphereNet as SphereNet
 from neural_similarity.nn import Static as Static
 from neural_similarity.nn import Symmetric as Symmetric

@@ -61,7 +61,6 @@ LAYERS = {
     },
     ns.SphereConv2d: LAYER | {"angle": "cosine", "k": 0.3},
     ns.Linear: {"in_features": 8, "out_features": 3, "similarity": "static-full"},
-    ns.SphereLinear: {"in_features": 8, "num_classes": 3, "normalize": "both", "scale": 1.0},
     ns.LSTM: {"input_size": 8, "hidden_size": 4, "num_layers": 1, "similarity": "static-full"},
     ns.GlobalSimilarity: {"channels": 4, "size": (5, 6), "similarity": "static-diagonal"},
     ns.SelfAttention: {"channels": 4, "inner_channels": 2, "value_channels": 4},
@@ -69,7 +68,7 @@ LAYERS = {
 }
 """They make modules, which are called."""
 CALLED = FUNCTIONS | LAYERS
-INPUTS = {ns.Conv1d: "line", ns.Conv3d: "space", ns.Linear: "features", ns.SphereLinear: "features"}
+INPUTS = {ns.Conv1d: "line", ns.Conv3d: "space", ns.Linear: "features"}
 INPUTS |= {ns.LSTM: "line of features", models.build: "images"}
 
 

@@ -34,7 +34,6 @@ from neural_similarity.nn.sparse import Select as Select
 from neural_similarity.nn.sparse import Shift as Shift
 from neural_similarity.nn.sparse import Sparse as Sparse
 from neural_similarity.nn.sphere import SphereConv2d as SphereConv2d
-from neural_similarity.nn.sphere import SphereLinear as SphereLinear
 from neural_similarity.nn.sphere import orthogonality as orthogonality
 from neural_similarity.nn.structure import Diagonal as Diagonal
 from neural_similarity.nn.structure import Full as Full

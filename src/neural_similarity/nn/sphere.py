@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 from math import log
-from typing import Literal, cast, get_args
+from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from neural_similarity.choices import require_flag
 from neural_similarity.nn.geometry import PaddingMode, convolution_geometry
@@ -16,8 +15,6 @@ from neural_similarity.nn.modes import check_module
 from neural_similarity.ops import sphere_conv2d
 from neural_similarity.ops.sphere import Angle, Normalize, check_options
 from neural_similarity.ops.window import promote_dtype, unit_vectors, without_autocast
-
-HeadNormalize = Literal["weight", "both"]
 
 
 class SphereConv2d(nn.Conv2d):
@@ -115,65 +112,6 @@ class SphereConv2d(nn.Conv2d):
         if self.angle == "sigmoid":
             text += f", k={self.fixed_k if self.log_k is None else 'learned'}"
         return text if self.normalize == "both" else f"{text}, normalize={self.normalize}"
-
-
-class SphereLinear(nn.Linear):
-    r"""Classifier without bias whose class vectors have unit length: weight-normalised softmax.
-
-    $$\text{logit}_j = s\,\frac{w_j^\top x}{\sqrt{\|w_j\|^2 + \varepsilon}}$$
-
-    so that a class is chosen by its angle to x alone. With `normalize="both"` x is divided by
-    √(‖x‖² + ε) as well: logits are s times cosines, and a softmax over classes needs s well
-    above 1. Deep Hyperspherical Learning (https://arxiv.org/abs/1711.03189).
-
-    Args:
-        in_features: Size of x.
-        num_classes: Number of logits.
-        normalize: "weight", or "both" for x as well.
-        scale: s, positive.
-        eps: Added to the squared norms, positive.
-        device: Device of the parameters.
-        dtype: Type of the parameters.
-
-    Shape:
-        (*n, in_features) to (*n, num_classes).
-
-    Raises:
-        ValueError: `normalize` is unknown, or `scale` or `eps` is not positive.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        normalize: HeadNormalize = "weight",
-        scale: float = 1.0,
-        eps: float = 1e-4,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ):
-        if normalize not in get_args(HeadNormalize):
-            raise ValueError(f'`normalize` must be "weight" or "both", got {normalize!r}')
-        if not (scale > 0 and eps > 0):
-            raise ValueError(f"`scale` and `eps` must be positive, got {scale}, {eps}")
-        super().__init__(in_features, num_classes, False, device, dtype)
-        self.normalize: HeadNormalize = normalize
-        self.scale = scale
-        self.eps = eps
-
-    @fx_leaf
-    def forward(self, input: Float[Tensor, "*n in_features"]) -> Float[Tensor, "*n num_classes"]:
-        x = input if self.normalize == "weight" else self._unit_vectors(input)
-        return self.scale * F.linear(x, self._unit_vectors(self.weight))
-
-    def _unit_vectors(self, vectors: Tensor) -> Tensor:
-        wide = promote_dtype(vectors)
-        energy = wide.square().sum(-1, keepdim=True)
-        return (wide * (energy + self.eps).rsqrt()).to(vectors.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, normalize={self.normalize}, scale={self.scale}"
 
 
 def orthogonality(
