@@ -183,14 +183,16 @@ def convolve_by_image(given: Operands, bias: Tensor | None) -> Tensor:
 
     W may be wider than x; W M is rounded once. The images lie side by side as groups of channels.
     Where channels are adjacent several would have to be copied for that, and back: these go through
-    one convolution each. Programs that are exported for any number of images multiply patches.
+    one convolution each. Exported programs multiply patches, for any number of images, but for one
+    image alone: Core ML convolves with such a kernel if there are neither groups nor dilation.
     """
     x, weight, m, window, groups = given
     n, dims, exported = x.shape[0], x.dim() - 2, only_torch_ops()
     kernels = fold_by_image(weight, m.flatten(-dims - 1), x.dtype)
     geometry, convolve = (window.stride, window.padding, window.dilation), CONVOLUTIONS[dims]
     bias = None if bias is None else bias.to(x.dtype)
-    if exported and not isinstance(n, int):
+    alone = isinstance(n, int) and n == groups == max(window.dilation) == 1
+    if exported and not alone:
         y = reference.convolve_by_image(x, kernels, window, groups)
         return y if bias is None else y + bias.view(-1, *[1] * dims)
     if n > 1 and not exported and given.has_channels_last():

@@ -33,13 +33,16 @@ def similarity_conv(
     patches = extract_patches(x.to(m.dtype), window, mixed_apart)
     if mixed_apart > blocks:
         m = m.repeat_interleave(parts // blocks, 1)
-    m, kernel = m.movedim(-1, 2), weight.to(m.dtype).flatten(2)
-    mixed = m @ patches if m.dim() == 5 else m.unsqueeze(-1) * patches
+    kernel = weight.to(m.dtype).flatten(2)
+    if m.dim() == 5:
+        mixed = m.permute(0, 1, 4, 2, 3) @ patches
+    else:
+        mixed = m.transpose(2, 3).unsqueeze(-1) * patches
     output = window.output_size(x.shape[2:])
     if depthwise:
         return _as_maps(_sum_taps(mixed, kernel.flatten(1)), output).to(x.dtype)
     if parts > mixed_apart:
-        mixed = mixed.squeeze(1).unflatten(-1, (parts, -1)).movedim(3, 1)
+        mixed = mixed.squeeze(1).unflatten(-1, (parts, -1)).permute(0, 3, 1, 2, 4)
     # (g, o/g, parts/g, c/parts, K) to (parts, K·c/parts, o/g).
     kernel = kernel.unflatten(0, (groups, -1)).unflatten(2, (parts // groups, -1))
     y = mixed.flatten(3) @ kernel.permute(0, 2, 4, 3, 1).flatten(2, 3).flatten(0, 1)
@@ -63,26 +66,26 @@ def convolve_by_image(x: Tensor, kernels: Tensor, window: Window, groups: int) -
 
 def _sum_taps(mixed: Tensor, kernel: Tensor) -> Tensor:
     """(n, parts, P, c/parts) of mixed patches (n, parts, P, K, c/parts), a kernel (*n, c, K)."""
-    kernel = kernel.unflatten(-2, (mixed.shape[1], -1)).mT.unsqueeze(-3)
+    kernel = kernel.unflatten(-2, (mixed.shape[1], -1)).transpose(-1, -2).unsqueeze(-3)
     return (mixed * kernel).sum(3)
 
 
 def _as_maps(y: Tensor, output: tuple[int, ...]) -> Tensor:
     """y (n, g, P, o/g) as contiguous (n, o, *out)."""
-    return y.mT.flatten(1, 2).contiguous().unflatten(2, output)
+    return y.transpose(2, 3).flatten(1, 2).contiguous().unflatten(2, output)
 
 
 def extract_patches(x: Tensor, window: Window, parts: int) -> Tensor:
     """(n, parts, P, K, c/parts): the taps of `x` (n, c, *size) at every position of the window.
 
-    By slices between constants, and at most five axes: Core ML knows no more.
+    By slices between constants, permutations, and at most five axes: Core ML knows no more.
     """
     padded = F.pad(x, [p for p in reversed(window.padding) for _ in range(2)])
-    taps = [padded.movedim(1, -1).contiguous()]
+    taps = [padded.permute(0, *range(2, x.dim()), 1).contiguous()]
     axes = zip(window.kernel_size, window.dilation, window.stride, strict=True)
     for dim, (k, d, s) in enumerate(axes, start=1):
         before = (slice(None),) * dim
         ranges = [slice(d * t, d * (t + 1 - k) or None, s) for t in range(k)]
         taps = [tap[(*before, positions)] for tap in taps for positions in ranges]
     together = torch.stack([tap.flatten(1, -2) for tap in taps], 2)
-    return together.unflatten(-1, (parts, -1)).movedim(3, 1)
+    return together.unflatten(-1, (parts, -1)).permute(0, 3, 1, 2, 4)
