@@ -115,19 +115,26 @@ def test_batch_statistics_undo_ssf(norm, learns):
     assert learns or largest < 1e-4  # What eps of batch normalisation leaves.
 
 
-def test_ssf_scales_and_shifts_what_a_convolution_gives():
-    layer = nn.Conv2d(3, 4, (3, 2), stride=2, padding=1, bias=True).double()
-    x = torch.randn(2, 3, 7, 6, dtype=torch.float64)
-    before = layer(x)
-    network = nn.Sequential(layer)
-    with_baseline(network, "ssf")
+@pytest.mark.parametrize(("baseline", "at"), [("ssf", 0), ("film", 1)])
+def test_what_a_convolution_gives_or_what_is_normalised_is_scaled_and_shifted(baseline, at):
+    torch.manual_seed(0)
+    plain = [nn.Conv2d(3, 4, (3, 2), stride=2, padding=1), nn.BatchNorm2d(4)][: at + 1]
+    network = nn.Sequential(*plain).double()
+    for part in network[at].parameters():
+        nn.init.normal_(part)
+    kind, x = type(network[at]), torch.randn(5, 3, 7, 6, dtype=torch.float64)
+    before = network(x)
+    assert with_baseline(network, baseline) == [f"{at}.scale", f"{at}.shift"]
+    assert torch.equal(network(x), before)
     gains, shifts = torch.randn(2, 4, dtype=torch.float64)
     with torch.no_grad():
-        layer.scale.copy_(gains)
-        layer.shift.copy_(shifts)
+        network[at].scale.copy_(gains)
+        network[at].shift.copy_(shifts)
     wanted = torch.stack([before[:, i] * gains[i] + shifts[i] for i in range(4)], dim=1)
     torch.testing.assert_close(network(x), wanted)
-    torch.testing.assert_close(merge_baselines(network)(x), wanted)
+    alone = merge_baselines(network)
+    assert type(alone[at]) is kind
+    torch.testing.assert_close(alone(x), wanted)
 
 
 class Padded(nn.Conv2d):
@@ -305,27 +312,6 @@ def test_conv_adapters_stand_beside_their_convolutions():
     spread = torch.einsum("ow,nwyx->noyx", layer.spread.weight[..., 0, 0], hidden)
     change = (spread + layer.spread.bias[:, None, None]) * layer.gain
     torch.testing.assert_close(layer(x), before + change)
-
-
-def test_film_scales_and_shifts_what_is_normalised():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).double()
-    for part in network[1].parameters():
-        nn.init.normal_(part)
-    x = torch.randn(5, 3, 6, 6, dtype=torch.float64)
-    before = network(x)
-    names = with_baseline(network, "film")
-    assert names == ["1.scale", "1.shift"]
-    assert torch.equal(network(x), before)
-    gains, shifts = torch.randn(2, 4, dtype=torch.float64)
-    with torch.no_grad():
-        network[1].scale.copy_(gains)
-        network[1].shift.copy_(shifts)
-    wanted = torch.stack([before[:, i] * gains[i] + shifts[i] for i in range(4)], dim=1)
-    torch.testing.assert_close(network(x), wanted)
-    alone = merge_baselines(network)
-    assert type(alone[1]) is nn.BatchNorm2d
-    torch.testing.assert_close(alone(x), wanted)
 
 
 test_film_without_its_layers_is_refused = refusals(
