@@ -42,7 +42,7 @@ def quadratic_variance(matrix: Tensor) -> float:
 
 def linear_predictor(geometry: ns.nn.Geometry, scalars: int) -> nn.Module:
     """An affine predictor of M, whose window is the layer's whole input."""
-    return nn.Conv1d(geometry.in_channels, scalars, geometry.kernel_size)
+    return nn.Conv1d(geometry.in_channels, scalars, geometry.kernel_size[0])
 
 
 def layer_of(structure: Any) -> nn.Linear:
