@@ -58,8 +58,9 @@ static int goes_along(const struct frame *f) {
 /* Positions whose columns are taken at a time. */
 static int64_t positions_for(const struct frame *f) {
     const int64_t near = NEARBY / f->depth / ROWS * ROWS;
-    if (!f->each) return f->width * f->depth < LARGE ? POSITIONS : MANY;
-    return near < ROWS ? ROWS : least(near, POSITIONS);
+    const int64_t all = (f->images * outputs(f) / TILE + 1) * TILE;
+    if (!f->each) return least(all, f->width * f->depth < LARGE ? POSITIONS : MANY);
+    return near < ROWS ? ROWS : least(near, least(all, POSITIONS));
 }
 
 /* The rows that the products of `count` positions fill. */
@@ -149,8 +150,6 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
             FUNCTION(f, __VA_ARGS__, 9, 16, 1);                                    \
         else if (f->taps == 9 && f->channels % 32 == 0 && f->blocks == 1)          \
             FUNCTION(f, __VA_ARGS__, 9, f->channels & ~31L, 1);                       \
-        else if (f->taps == 9 && f->blocks == 1)                                   \
-            FUNCTION(f, __VA_ARGS__, 9, f->channels, 1);                           \
         else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);                      \
     } while (0)
 

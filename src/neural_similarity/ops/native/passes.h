@@ -98,10 +98,11 @@ int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *we
     if (!full) NAME(lay_out)(f, weight, bordered, packed);
     #pragma omp parallel num_threads(f->threads)
     {
-        T *columns = room(2 * columns_size * sizeof(T), &full), *patches = columns + columns_size;
+        const int64_t bytes = (1 + f->full) * columns_size * sizeof(T);
+        T *columns = room(bytes, &full), *patches = columns + f->full * columns_size;
         float *sum = room(most * f->width * sizeof(float), &full);
         const struct tiles before = take_matrix_unit();
-        if (columns) memset(columns, 0, 2 * columns_size * sizeof(T));
+        if (columns) memset(columns, 0, bytes);
         #pragma omp barrier
         const int64_t all = full ? 0 : chunks;
         #pragma omp for schedule(static)
@@ -241,8 +242,8 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
         const int64_t tall = f->each ? 0 : rows / (1 + PAIRED), columns_size = rows * f->depth + LANES;
         const int64_t thread = omp_get_thread_num();
         struct NAME(desk) d = {
-            .columns = room(columns_size * sizeof(T), &full),
-            .patches = room(columns_size * sizeof(T), &full),
+            .columns = grad_weight ? room(columns_size * sizeof(T), &full) : 0,
+            .patches = grad_m || f->full ? room(columns_size * sizeof(T), &full) : 0,
             .outgoing = room(rows * f->width * sizeof(T), &full),
             .woven = room(tall * f->width * 4, &full),
             .turned = room(tall * f->width * 4, &full),
