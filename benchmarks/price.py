@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
 
 import torch
 from torch import nn
@@ -12,7 +11,6 @@ from torch.optim import SGD
 from benchmarks import subjects
 from benchmarks.case import Case
 from benchmarks.compare import Entrant, compare, cpu_clock, forward_call
-from benchmarks.cores import busy_cores
 from benchmarks.measure import Call, macs, python_frames
 from benchmarks.networks import (
     CLASSES,
@@ -31,12 +29,9 @@ from benchmarks.report import Row
 
 CHECKED_SIZE = 32
 """Height and width of the images that networks are checked on, in float64."""
-ALONE = "one layer at batch 1"
 LAYERS = (
     (8, (1, 8), "one layer of 8 channels on 1×8×8×8"),
     (32, (8, 32), "one layer of 32 channels"),
-    (64, (1, 56), ALONE),
-    (64, (1, 112), ALONE),
 )
 """Channels, batch and size of single layers, and what they are called."""
 
@@ -93,17 +88,15 @@ def _case(options: Options, part: Part) -> Case:
 
 
 def _layer_rows(options: Options) -> Iterator[Row]:
-    """A layer whose time is the host's, one whose memory is told, and two at batch 1."""
+    """A layer whose time is the host's, and one whose memory is told."""
     for channels, (batch, size), what in LAYERS[: 1 if options.quick else None]:
         own = replace(options, dtype="fp32", batch=(batch,), size=(size,))
         case = replace(next(own.cases(("diagonal",))), channels=channels)
         both = [subjects.torch_layer(case), subjects.our_layer(case)]
-        cores = busy_cores(channels, size) if what == ALONE else ()
         rows = subjects.compared_rows({"what": what}, case, both, cpu_clock(case))
-        for row, one, busy in zip_longest(rows, both, cores):
+        for row, one in zip(rows, both, strict=False):
             call = partial(outcome, one.module, one.inputs, trained(one.module), case.operands.grad)
-            costs = row.costs | {"frames": python_frames(call)}
-            yield replace(row, costs=costs | ({"cores": busy} if busy else {}))
+            yield replace(row, costs=row.costs | {"frames": python_frames(call)})
 
 
 def _network_rows(options: Options, part: Part) -> list[Row]:

@@ -17,7 +17,6 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "saved_bytes": ("saved, bytes/position", "{:,.0f}".format),
     "peak_bytes": ("peak, MiB", lambda value: f"{value / 2**20:,.1f}"),
     "frames": ("Python frames", "{:,.0f}".format),
-    "cores": ("cores busy in backward", "{:.2f}".format),
     "export_seconds": ("export, s", "{:.1f}".format),
     "macs": ("MMACs/image", lambda value: f"{value / 1e6:,.2f}"),
 }

@@ -12,7 +12,6 @@ from torch import nn
 from benchmarks import measure as measuring
 from benchmarks import subjects as catalogue
 from benchmarks.case import Case
-from benchmarks.cores import busy_cores
 from benchmarks.measure import (
     Watch,
     macs,
@@ -201,10 +200,3 @@ def test_python_frames_are_calls_of_functions():
         return [inner() for _ in range(3)]
 
     assert python_frames(outer) == 4 + (sys.version_info < (3, 12))  # Comprehensions were one.
-
-
-@pytest.mark.long
-def test_two_cores_are_busy_at_most():
-    found = busy_cores(8, 16)
-    assert len(found) == 2
-    assert all(1 <= busy <= 2 for busy in found)
