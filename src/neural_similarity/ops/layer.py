@@ -109,9 +109,10 @@ def _empty_results(given: LayerTensors, frame: LayerFrame) -> tuple[Tensor, ...]
     x, output = given.x, frame.window.output_size(given.x.shape[2:])
     if min(output) < 1:
         raise ValueError(f"the window {frame.window} is larger than `input`, {tuple(x.shape)}")
-    hidden = x.new_empty(len(x), *(x.shape[2:] if frame.light else output), len(given.first))
-    raw = x.new_empty(len(x), *output, len(given.last))
-    factors = x.new_empty(len(x), 1, *output, dtype=torch.float32)
+    n = x.shape[0]  # `len` of a tensor is a Python function.
+    hidden = x.new_empty(n, *(x.shape[2:] if frame.light else output), given.first.shape[0])
+    raw = x.new_empty(n, *output, given.last.shape[0])
+    factors = x.new_empty(n, 1, *output, dtype=torch.float32)
     y = Operands(x, given.weight, factors, frame.window, frame.groups).empty_output()
     return y, hidden.movedim(-1, 1), raw.movedim(-1, 1), factors
 

@@ -59,7 +59,7 @@ def _call(
     name: str, given: LayerTensors, frame: LayerFrame, last: int, operands: Sequence[Tensor | None]
 ) -> None:
     x, weight, threads = given.x, given.weight, torch.get_num_threads()
-    layer = _layer_of(frame, x.shape, weight.shape, len(given.first), x.dtype, threads)
+    layer = _layer_of(frame, x.shape, weight.shape, given.first.shape[0], x.dtype, threads)
     addresses = [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in operands]
     if find_function(name, x.dtype)(ctypes.byref(layer), ctypes.c_int64(last), *addresses):
         raise MemoryError(f"the compiled operators ran out of memory in {name}")
