@@ -64,6 +64,7 @@ def test_the_best_two_rates_are_compared_over_all_draws():
     )
     assert rate == 0.03
     assert len(scores) == len(RATE_CHANGES) * (3 + 2 * 2)
+    assert choose(lambda _: 1.0)[0] == GRID[0]  # of equal rates the smaller
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)

@@ -1,15 +1,14 @@
 """Studies of adaptation as text and picture: accuracies, and M's leads."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from neural_similarity.files import new_file
 from neural_similarity_paper.statistics import mean_and_deviation
 from neural_similarity_paper.studies.adapt_older import OLDER
-from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Lead, Study
+from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Study
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.verdicts import LEVEL
 
@@ -49,11 +48,11 @@ def _study_parts(study: Study, reports: Sequence[CellReport]) -> list[str]:
         title = f" ({column.title})" if column.title else ""
         head += [f"{study.measure.title}{title}", f"lead of M{title}", "p, cell", "p, all cells"]
     rows = [_way_cells(study, report, way) for report in reports for way in report.runs]
-    table = [*_summaries(study, reports), markdown_rows(head, *rows)] if rows else []
+    table = [_summary(study, reports), markdown_rows(head, *rows)] if rows else []
     return [counts, study.note, *table]
 
 
-def _summaries(study: Study, reports: Sequence[CellReport]) -> list[str]:
+def _summary(study: Study, reports: Sequence[CellReport]) -> str:
     """In how many cells M is ahead of all, and a way with M of the way without."""
     lines = []
     for at, column in enumerate(study.columns):
@@ -69,19 +68,21 @@ def _summaries(study: Study, reports: Sequence[CellReport]) -> list[str]:
                     f"{len(clear) - sum(clear)} of {len(leads)} cells (p over all cells)"
                 )
         lines.append(f"- {title}{'; '.join(parts)}.")
-    return ["\n".join(lines)]
+    return "\n".join(lines)
 
 
 def _way_cells(study: Study, report: CellReport, way: str) -> list[str]:
-    runs = report.runs[way]
-    trained, rate = runs[0]["trained"], report.rates[way]
+    runs, rate = report.runs[way], report.rates[way]
+    trained, scored = runs[0]["trained"], _scored_text(runs)
     rate = {"0": "by curvature"}.get(rate, rate) if trained else ""
     cells = [cell_title(report), study.ways[way].label, study.size[1](way, trained), rate]
     for correct, leads in zip(report.correct, report.leads, strict=True):
-        cells += [
-            mean_text(correct[way], study.measure.scale) + scored_text(runs),
-            *_lead_cells(leads.get(way)),
-        ]
+        means = (study.measure.scale * correct[way].double().mean(1)).tolist()
+        cells.append(deviation_text(*mean_and_deviation(means)) + scored)
+        if lead := leads.get(way):
+            cells += [interval_text(lead.interval), f"{lead.p:.3f}", f"{lead.p_all:.3f}"]
+        else:
+            cells += [""] * 3
     return cells
 
 
@@ -91,18 +92,7 @@ def cell_title(report: CellReport) -> str:
     return report.cell.label + kept.get(report.facts.get("statistics", ""), "")
 
 
-def _lead_cells(lead: Lead | None) -> tuple[str, str, str]:
-    if lead is None:
-        return "", "", ""
-    return interval_text(lead.interval), f"{lead.p:.3f}", f"{lead.p_all:.3f}"
-
-
-def mean_text(entries: Tensor, scale: float) -> str:
-    """The mean, times `scale`, with its deviation over draws, of entries (draws, images)."""
-    return deviation_text(*mean_and_deviation((scale * entries.double().mean(1)).tolist()))
-
-
-def scored_text(runs: Iterable[Mapping[str, Any]]) -> str:
+def _scored_text(runs: Iterable[Mapping[str, Any]]) -> str:
     """The precisions of the scores of runs, where some were not scored in that of training.
 
     Older runs do not name it: they were scored in bf16, as all of these trained.
@@ -143,21 +133,17 @@ def draw_study(study: Study, results: Path, path: Path) -> None:
     names = ["M − best other", *(study.ways[way].label for way in pairs)]
     figure = Figure(figsize=(3 + 1.8 * len(names), 1.5 + 0.45 * len(reports)), layout="constrained")
     axes = figure.subplots()
-    values = []
+    values = [[nan] * len(names) for _ in reports] or [[nan]]
     for row, report in enumerate(reports):
-        best = best_baseline(study, report)
-        leads = [report.leads[0][best], *(report.leads[0].get(way) for way in pairs)]
-        values.append([lead.interval.mean if lead else float("nan") for lead in leads])
-        for at, lead in enumerate(leads):
-            if lead:
-                text = f"{lead.interval.mean:+.1f}{'*' if lead.p < LEVEL else ''}"
-                text += f"\n{best}" if at == 0 else ""
-                color = "white" if abs(lead.interval.mean) > 0.6 * SHADES else "black"
-                axes.text(at, row, text, ha="center", va="center", fontsize=8, color=color)
+        for at, way in enumerate((best := best_baseline(study, report), *pairs)):
+            if not (lead := report.leads[0].get(way)):
+                continue
+            values[row][at] = mean = lead.interval.mean
+            text = f"{mean:+.1f}{'*' if lead.p < LEVEL else ''}" + f"\n{best}" * (at == 0)
+            color = "white" if abs(mean) > 0.6 * SHADES else "black"
+            axes.text(at, row, text, ha="center", va="center", fontsize=8, color=color)
     axes.set_facecolor("lightgray")
-    image = axes.imshow(
-        values or [[float("nan")]], cmap="RdBu", vmin=-SHADES, vmax=SHADES, aspect="auto"
-    )
+    image = axes.imshow(values, cmap="RdBu", vmin=-SHADES, vmax=SHADES, aspect="auto")
     axes.set_yticks(range(len(reports)), [report.cell.label for report in reports])
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set_title("Points; * adjusted p < 0.05", fontsize=10)
