@@ -222,7 +222,8 @@ def test_command_without_records_says_so(tmp_path, capsys, monkeypatch):
 def test_all_commits_of_a_run_are_named_or_the_version(tmp_path, commit, told):
     code = {"version": "0.1.0", "commit": commit, "dirty": False}
     path = write_by_hand(tmp_path, PLAIN, 1, [1, 0], code=code)
-    edit(path, "environment", resumed=[{"commit": "fedcba9876543210"}] if commit else [])
+    resumed = [{"commit": "fedcba9876543210"}] if commit else []
+    edit(path, "environment", commit=commit, resumed=resumed)
     assert told in markdown_of(tmp_path)
 
 
