@@ -51,7 +51,7 @@ def test_a_run_differs_from_the_default_in_its_way_alone(name, tmp_path):
 def accuracy(run):
     """The default nearly two points behind 0.01 in A, and in C three points below its probe."""
     behind = {"A": 0.019, "B": 0.01, "C": 0.03}.get(run.change, 0.0)
-    best = 0.9 + 0.01 * SEEDS.index(run.draw)
+    best = 0.9 + 0.01 * CELLS[run.change].seeds.index(run.draw)
     below = {"default": behind, "probe": 0.0 if run.change == "C" else 0.3}
     return best - below.get(run.way, abs(run.rates[0] - 0.01))
 

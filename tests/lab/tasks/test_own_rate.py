@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import neural_similarity as ns
+from neural_similarity.conversion import similarities_of
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks import own_rate
@@ -114,6 +115,17 @@ def _moving_kernels(network):
     """The folded kernel and the gains."""
     plain: Any = merge_baselines(ns.fold(network))
     return [plain[0].weight.detach().clone(), plain[1].weight.detach().clone()]
+
+
+@pytest.mark.parametrize(("window", "scale"), [(2, 1), (3, 1), (5, 9 / 25)])
+def test_steps_of_m_are_smaller_for_more_taps(window, scale):
+    """No M, whose entries all move by s, moves a kernel by more than that of 3×3 taps does."""
+    network = nn.Sequential(nn.Conv2d(2, 4, window), nn.Flatten(), nn.Linear(4, 2))
+    recipe = AdaptationRecipe(lr=0.01, relative_lr=True, train="M+head")
+    network = adapt_network(network, recipe)
+    groups = decay_groups(recipe, network)
+    inside = {p for m in similarities_of(network) for p in m.parameters()}
+    assert {g["scale"] for g in groups if not inside.isdisjoint(g["params"])} == {scale}
 
 
 @pytest.mark.parametrize("train", ["M+head", "M+all", "norm+head", "all", "baseline+head", "head"])

@@ -8,14 +8,20 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from neural_similarity.conversion import convert, freeze_backbone, head_name, parts_of_word
+from neural_similarity.conversion import (
+    convert,
+    freeze_backbone,
+    head_name,
+    parts_of_word,
+    similarities_of,
+)
 from neural_similarity.lab.data import Inputs
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained
 from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run
 from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
-from neural_similarity.nn import Full, Similarity, Static, format_similarity
+from neural_similarity.nn import Full, Similarity, Static, StaticSimilarity, format_similarity
 
 ADAPTATION_PARTS = ("M", "all", "head", "norm", "bias", "baseline")
 """What can train together; "nothing" stands alone."""
@@ -230,17 +236,23 @@ class AdaptationRun(Run):
 
 
 def kernel_sizes(network: nn.Module) -> dict[nn.Parameter, float]:
-    """The root mean square of every kernel, or of the one that a parameter adds to; 1 for zeros."""
+    """The root mean square of every kernel, or of the one that a parameter adds to; 1 for zeros.
+
+    For a static M of K > 9 taps, 9 / K: where its K² entries move by s, the kernel may move by K s
+    of its size, so M of 5×5 taps takes smaller steps than M of 3×3 taps.
+    """
     kernels = {
         own: layer.get_parameter("weight") if name in getattr(layer, "ADDED", ()) else own
         for layer in network.modules()
         for name, own in layer.named_parameters(recurse=False)
     }
-    return {
+    sizes = {
         own: kernel.detach().float().square().mean().sqrt().item() or 1.0
         for own, kernel in kernels.items()
         if kernel.dim() > 1
     }
+    static = (m for m in similarities_of(network) if isinstance(m, StaticSimilarity))
+    return sizes | {m.raw: 9 / m.geometry.taps for m in static if m.geometry.taps > 9}
 
 
 def adapt_network(
