@@ -228,7 +228,7 @@ def test_print_shows_the_lines_and_runs_nothing(tmp_path, launched, capsys):
         (["4", "--only", "x"], "`only` must match a recipe of the table (cifar10-cnn, "),
         (["6", "--shots", "3"], "`shots` must be among (5, 1), got 3"),
         (["6", "--shots", "5,5"], "`shots` must be distinct, got (5, 5)"),
-        (["6", "--tasks", "1"], "`tasks` must be at least 2, got 1"),
+        (["6", "--tasks", "1", "--print"], "`tasks` must be at least 2, got 1"),
     ],
 )
 def test_wrong_command_lines_exit_with_2(args, message, capsys):
