@@ -11,6 +11,7 @@ from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity_paper.statistics import by_seed_and_image
 from neural_similarity_paper.studies import restore, restore_picture, restore_task
 from neural_similarity_paper.studies.adapt_report import study_to_markdown
+from neural_similarity_paper.studies.rates import Trial
 from neural_similarity_paper.studies.restore import RESTORE
 from neural_similarity_paper.studies.restore_task import (
     CAMERAS,
@@ -130,6 +131,8 @@ def test_a_stopped_study_goes_on_and_its_page_follows_from_the_runs(tiny_study, 
     reports = tiny_study.read(tmp_path / "results")
     assert [report.draws for report in reports] == [[1, 2, 3, 4, 5]] * 2
     sheet = read_sheet(tmp_path / "results/adapt-restore/tiny-4-2.json", RESTORE.measure.fields)
+    trained = NUMBERS | {"input": 0}
+    assert all(run["trained"] == trained[key.split()[0]] for key, run in sheet.runs.items())
     for report in reports:
         (change,) = report.cell.changes
         ours, alone, both = (
@@ -185,11 +188,34 @@ def sheet_runs(sheet, way, change):
     )
 
 
-def test_a_sheet_of_another_network_is_refused(tiny_study, tmp_path):
+@pytest.mark.parametrize("other", ["backbone", "data"])
+def test_a_sheet_of_another_network_or_images_is_refused(tiny_study, tmp_path, other):
     arguments = tmp_path, tmp_path / "results", lambda _: None
     tiny_study.run(*arguments)
-    (tmp_path / "runs/adapt-restore/tiny-4.pt").unlink()
+    if other == "backbone":
+        (tmp_path / "runs/adapt-restore/tiny-4.pt").unlink()
+        restore_task.PRETRAINING["rate"] = 2e-3
+    else:
+        restore.load_sharp()["test"].mul_(0.5)
     restore.load_backbone.cache_clear()
-    restore_task.PRETRAINING["rate"] = 2e-3
-    with pytest.raises(ValueError, match=r"tiny-4-2.json is of another backbone"):
+    with pytest.raises(ValueError, match=rf"tiny-4-2.json is of another {other}"):
         tiny_study.run(*arguments)
+
+
+@pytest.mark.usefixtures("tiny_study")
+def test_pairs_that_choose_rates_are_of_other_images(tmp_path, monkeypatch):
+    drawn, observe = [], restore.observe
+
+    def keep(images, camera, *seeds):
+        if seeds[0] == 1:
+            drawn.append({image.numpy().tobytes() for image in images})
+        return observe(images, camera, *seeds)
+
+    monkeypatch.setattr(restore, "observe", keep)
+    for draw in range(3):
+        for held_out in (True, False):
+            trial = Trial("m", (0.01,), "tiny/4/2/turned-35", draw)
+            restore.restore_images(trial, tmp_path, held_out)
+    images = [image.numpy().tobytes() for image in restore.load_sharp()["draws"]]
+    assert set.union(*drawn[::2]) < {*images[-100:]}
+    assert set.union(*drawn[1::2]) < {*images[:-100]}

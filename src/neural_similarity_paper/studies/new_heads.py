@@ -3,7 +3,7 @@
 docs/evidence/new-heads.md has the design and the law.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -144,21 +144,22 @@ class CellFacts(NamedTuple):
 
 def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> CellFacts:
     """What the runs say of a cell."""
+    seeds = CELLS[name].seeds
     default, probe, *rates = (
-        [r for s in CELLS[name].seeds if (r := runs.get(str(Trial(way, (rate,), name, s))))]
+        {s: r for s in seeds if (r := runs.get(str(Trial(way, (rate,), name, s))))}
         for way, rate in CELLS[name].trials
     )
 
-    def mean(own: Sequence[Mapping[str, Any]]) -> float | None:
-        return fmean(run["accuracy"] for run in own) if len(own) == len(CELLS[name].seeds) else None
+    def mean(own: Mapping[int, Mapping[str, Any]]) -> float | None:
+        return fmean(run["accuracy"] for run in own.values()) if len(own) == len(seeds) else None
 
     means = [mean(own) for own in rates]
     best = None if None in means else max(filter(None, means), default=None)
-    ours, pairs = mean(default), zip(default, probe, strict=False)
+    ours, both = mean(default), default.keys() & probe.keys()
     return CellFacts(
-        all(run["finite"] for run in default) if default else None,
+        all(run["finite"] for run in default.values()) if default else None,
         ours,
-        min((ours["accuracy"] - theirs["accuracy"] for ours, theirs in pairs), default=None),
+        min((default[s]["accuracy"] - probe[s]["accuracy"] for s in both), default=None),
         best,
         None if best is None or ours is None else best - ours,
     )
