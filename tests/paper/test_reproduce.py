@@ -21,9 +21,11 @@ from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import train
 from neural_similarity.lab.train.checkpoint import list_checkpoints
 from neural_similarity_paper.tables import (
+    Scope,
     read_records,
     run_lines,
     running,
+    training_seconds,
     wanted_records,
 )
 
@@ -329,3 +331,16 @@ def test_a_record_is_wanted_once():
     table = TINY_TABLE.panels[0]
     wanted = wanted_records(type(TINY_TABLE)("Twice", (table, table)).all_rows, (1, 2))
     assert len(wanted) == len(set(wanted)) == 4
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 66 / 6 * 3), ("cuda", 6 / 6 * 3)])
+def test_time_is_that_of_the_recipes_records_on_such_devices(tmp_path, device, seconds):
+    """Half a schedule of six updates takes half the median; of one recipe nothing is known."""
+    environment = {"threads": 1, "precision": "fp32", "torch": "2.15"}
+    taken = {8: ("cpu", 60), 9: ("cpu", 600), 10: ("cpu", 66), 11: ("H200", 6)}
+    for seed, (where, known) in taken.items():
+        facts = environment | {"cpu": f"CPU {seed}", "device": where}
+        write_by_hand(tmp_path / "results", PLAIN, seed, [1, 0], seconds=known, environment=facts)
+    scope = Scope(budget=0.5, results=tmp_path / "results")
+    lines = lines_of(tmp_path, seeds=(1,), budget=0.5)
+    assert training_seconds(lines, scope, device) == (pytest.approx(seconds), 1)

@@ -21,7 +21,7 @@ from neural_similarity.lab.cli.parsing import (
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import choose_runtime
-from neural_similarity.lab.train.progress import print_notice
+from neural_similarity.lab.train.progress import format_clock, print_notice
 from neural_similarity.lab.train.recipe import Recipe, scale_recipe
 from neural_similarity_paper import tables
 from neural_similarity_paper.cli import studies
@@ -199,14 +199,18 @@ def record(args: Sequence[str]) -> int:
 
 
 def _plan_text(lines: Sequence[Line], wanted: int, options: ReproduceOptions) -> str:
-    """How many records are missing, and in how many stages their runs go."""
+    """How many records are missing, in how many stages their runs go, and how long they take."""
     missing = sum(len(line.records) for line in lines)
     title = TABLES[options.table].title
     text = f"{title}, budget {options.budget:g}: {missing} of {wanted} records missing"
     if not lines:
         return text
     stages = max(line.stage for line in lines)
-    return f"{text}; runs: {len(lines)}" + (f", in {stages} stages" if stages > 1 else "")
+    text += f"; runs: {len(lines)}" + (f", in {stages} stages" if stages > 1 else "")
+    device = choose_runtime(options.device, "fp32").device.type
+    seconds, unknown = tables.training_seconds(lines, options, device)
+    text += f"; about {format_clock(seconds)} of training, one at a time, by their records"
+    return text + (f"; without records: {unknown}" if unknown else "")
 
 
 def _print_outcome(outcome: LinesOutcome, options: ReproduceOptions) -> int:

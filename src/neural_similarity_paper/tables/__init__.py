@@ -2,6 +2,7 @@
 
 from neural_similarity_paper.tables.costs import StepCosts as StepCosts
 from neural_similarity_paper.tables.costs import read_costs as read_costs
+from neural_similarity_paper.tables.forecast import training_seconds as training_seconds
 from neural_similarity_paper.tables.kinds import Wanted as Wanted
 from neural_similarity_paper.tables.missing import Line as Line
 from neural_similarity_paper.tables.missing import Scope as Scope
