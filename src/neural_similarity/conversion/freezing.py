@@ -150,7 +150,9 @@ def layers_of_word(layers: Mapping[str, nn.Module], word: str) -> list[str]:
     if word in ("all", "head"):
         return learning if word == "all" else learning[-1:]
     if not (norms := [name for name in learning if isinstance(layers[name], _NORMS)]):
-        raise ValueError("`train` must not name norm for a network without gains and shifts")
+        raise ValueError(
+            "`train` must name norm for a network with gains and shifts, got one without"
+        )
     return norms
 
 

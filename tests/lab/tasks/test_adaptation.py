@@ -330,7 +330,7 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
         (("timm:resnet18", *RANDOM, "--weights", "WORLD/colours/red/0.png"), "must hold"),
         (
             ("torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
-            "`train` must not name norm for a network without, got 'M+norm'",
+            "`train` must name norm for a network with gains and shifts, got one without",
         ),
         (("timm:levit_128s", *RANDOM), "`backbone` must have one classifier, got"),
         pytest.param(
