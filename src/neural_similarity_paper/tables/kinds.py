@@ -1,4 +1,4 @@
-"""Run records, from which tables are built: how each kind of run makes, names and reads its own."""
+"""What a record is, and how each kind of run makes, names and reads its own."""
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -129,7 +129,7 @@ class Wanted:
 
 
 class RunRecords:
-    """Records of image classification, one for each run; other kinds of runs override it."""
+    """Records of classification and adaptation, one for each run; few-shot runs override it."""
 
     folder: ClassVar[str] = ""
     """Folder of the records, inside the folder of all results."""

@@ -1,4 +1,4 @@
-"""Run records: what the tables are built from.
+"""Reading run records, each checked field by field.
 
 `results/<recipe>/<budget>/<seed>.json` is a run of recognition,
 `results/fewshot/<recipe>/<budget>/<what was evaluated>.json` an evaluation of a few-shot run.

@@ -1,6 +1,7 @@
-"""Image files as arrays: upright, on white where they are transparent, resized by torchvision.
+"""Image files as arrays: upright, on white where they are transparent, resized to fit.
 
-torchvision is imported when the first image is resized: importing it takes as long as torch.
+Pillow resizes the images of folders, torchvision those of ImageNet, by its own protocol; it is
+imported when the first of these is resized, as that takes as long as importing torch.
 """
 
 import importlib

@@ -97,17 +97,13 @@ def _some_batches(images: ImageSet, recipe: TrainingRecipe) -> list[ImageSet]:
 
 
 def find_rate(
-    network: nn.Module,
-    images: ImageSet,
-    preprocess: Preprocess,
-    recipe: TrainingRecipe,
-    new_classifier: bool = False,
+    network: nn.Module, images: ImageSet, preprocess: Preprocess, recipe: TrainingRecipe
 ) -> float:
     r"""$\eta \min(1, w / 0.4)$, with the rate $\eta$ of `ns.parameter_groups` on a batch.
 
     w is the share of up to 500 images that the network gets wrong before it trains: where only few
-    are, the gradient comes from those few, and large steps fit them and spoil the others. With a
-    new classifier it is $\eta$. Processes take that of the first one.
+    are, the gradient comes from those few, and large steps fit them and spoil the others. Processes
+    take that of the first one.
 
     Raises:
         RunError: the outputs set no rate.
@@ -123,13 +119,12 @@ def find_rate(
         )
     except ValueError as error:
         raise RunError(f"`lr` must be given, as the outputs set none: {error}") from error
-    rate, errors_text = group["lr"], ""
-    if not new_classifier:
-        wrong, count = count_wrong(network, batches, preprocess)
-        rate *= min(1.0, max(wrong, 0.5) / count / MANY_WRONG)
-        errors_text = f" and {wrong} wrong answers for {count} images"
-    rate = _agree(rate)
-    print_notice(f"learning rate {rate:g}, from the curvature of the outputs{errors_text} (--lr)")
+    wrong, count = count_wrong(network, batches, preprocess)
+    rate = _agree(group["lr"] * min(1.0, max(wrong, 0.5) / count / MANY_WRONG))
+    print_notice(
+        f"learning rate {rate:g}, from the curvature of the outputs and {wrong} wrong answers for "
+        f"{count} images (--lr)"
+    )
     return rate
 
 

@@ -1,4 +1,4 @@
-"""A layer of the default predictor in one C call each way: `layer.h`."""
+"""A layer of the default or the light predictor in one C call each way: `layer.h`."""
 
 import ctypes
 from collections.abc import Sequence
