@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 
 import torch
@@ -32,10 +33,11 @@ NetworkFunction = Callable[[Tensor], Tensor]
 
 
 def exported(options: Options) -> Iterator[Row]:
-    """Networks in onnxruntime and OpenVINO, plain, folded and dynamic, in CPU time."""
+    """Networks in the runtimes that are installed, plain, folded and dynamic, in CPU time."""
     write = cache(_onnx_file)
+    installed = {name: load for name, load in RUNTIMES.items() if find_spec(name.lower())}
     for case in options.cases(options.network):
-        for (runtime, load), count in product(RUNTIMES.items(), case.threads):
+        for (runtime, load), count in product(installed.items(), case.threads):
             entrants = [
                 _entrant(case, name, *write(case.kind, name), partial(load, threads=count))
                 for name in ((PLAIN, NAMES[-1]) if options.quick else NAMES)
@@ -92,3 +94,4 @@ RUNTIMES: Mapping[str, Callable[..., NetworkFunction]] = {
     "onnxruntime": _in_onnxruntime,
     "OpenVINO": _in_openvino,
 }
+"""Runtimes, whose modules have these names in small letters."""
