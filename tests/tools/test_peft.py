@@ -353,7 +353,7 @@ class Around(nn.Sequential):
     [
         (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "head"}, "`train` must name M"),
         (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+hed"}, "`train` must join M, all"),
-        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+norm"}, "without gains"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+norm"}, "with gains and shifts"),
         (Around(nn.Conv2d(2, 2, 3)), {"train": "M+all"}, r"around layers with M, got .* \{''\}"),
     ],
 )
