@@ -1,5 +1,6 @@
 """The layer of a standard predictor as one operator, beside the same layer made of its parts."""
 
+import sys
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 
@@ -351,6 +352,32 @@ def test_memory_for_backward():
     assert saved_floats(layer, x) == 32 + 64 + 9 + 1
     with by_parts():
         assert saved_floats(layer, x) == 32 + 64 + 9 + 1 + 9
+
+
+def own_calls(layer, x):
+    """How many of the library's Python functions forward and backward call."""
+    found = []
+
+    def note(frame, event, _):
+        if event == "call" and "neural_similarity" in frame.f_code.co_filename:
+            found.append(frame.f_code.co_qualname)
+
+    layer(x).sum().backward()
+    sys.setprofile(note)
+    try:
+        layer(x).sum().backward()
+    finally:
+        sys.setprofile(None)
+    return len(found)
+
+
+def test_python_calls():
+    layer = layer_for("diagonal", (8, 8), 3, 1, 1)
+    x = maps(1, 8, 8, 8)
+    calls = own_calls(layer, x)
+    with by_parts():
+        assert calls < own_calls(layer, x)
+    assert calls <= 55
 
 
 OTHER_SHAPES = {

@@ -148,6 +148,27 @@ def test_rows_without_runs_and_the_schedule_are_labelled(tmp_path):
     assert markdown_of(tmp_path, 2).startswith("# A tiny table (extended schedule, budget 2")
 
 
+def test_runs_in_another_precision_are_named(tmp_path):
+    """Those of training and of scores; records that do not name the latter are older."""
+    written = [write_by_hand(tmp_path, PLAIN, seed, [1, 0]) for seed in (1, 2)]
+    content = json.loads(written[0].read_text())
+    assert " and not " not in markdown_of(tmp_path)
+    for seed, trained, scored in (
+        (1, "bf16", {}),
+        (3, "bf16", {}),
+        (4, "bf16", {"score_precision": "fp32"}),
+        (5, "fp32", {"score_precision": "fp32"}),
+    ):
+        changed = content["environment"] | {"precision": trained}
+        write_by_hand(
+            tmp_path, STATIC, seed, [1, 0], environment=changed, summary=content["summary"] | scored
+        )
+    write_by_hand(tmp_path, PLAIN, 3, [1, 0])
+    told = f" In bf16 and not fp32: `{STATIC}` seed 1, `{STATIC}` seed 3."
+    told += f" In bf16 (scores: fp32) and not fp32: `{STATIC}` seed 4."
+    assert told in markdown_of(tmp_path)
+
+
 def test_the_budget_is_that_of_most_rows(tmp_path):
     def budget():
         return make_report(TINY_TABLE, results=tmp_path).budget

@@ -228,6 +228,19 @@ def test_nothing_trains_and_running_statistics_move_where_they_may(tmp_path, nor
 
 
 @pytest.mark.usefixtures("tiny")
+def test_the_default_with_a_new_head_resumes_exactly(tmp_path):
+    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
+    fields = {"backbone": str(start.path), "dataset": "embedded", "classifier": "new"}
+    fields |= {"train": "M+all", "precision": "fp32", "steps": 4, "checkpoint_every": 2}
+    run = session.train(AdaptationRecipe(**fields, drops=()), out=tmp_path / "run", device="cpu")
+    before = session.load(run).state_dict()
+    run.summary.unlink()
+    shutil.rmtree(run.checkpoints / "step-00000004")
+    session.resume(run.path, device="cpu")
+    assert all(torch.equal(t, before[n]) for n, t in session.load(run.path).state_dict().items())
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_run_is_a_backbone_and_the_adaptation_needs_it_no_more(tmp_path):
     """Of grey images; resumed and loaded after the run has gone."""
     start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
