@@ -41,6 +41,21 @@ class Threshold(nn.Module):
         return torch.stack([-light, light], 1)
 
 
+class Repeated(nn.Module):
+    def forward(self, x):
+        return x.repeat(1, 3, 1, 1)
+
+
+class Transposed(nn.Module):
+    def forward(self, x):
+        return x.mT
+
+
+class Averaged(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
 def rate_of(wrong, count, monkeypatch):
     monkeypatch.setattr(own_rate, "parameter_groups", lambda *_, **__: [{"lr": 0.5}])
     network, images = Threshold(), images_of(wrong, count)
@@ -114,6 +129,22 @@ def _moving_kernels(network):
     """The folded kernel and the gains."""
     plain: Any = merge_baselines(ns.fold(network))
     return [plain[0].weight.detach().clone(), plain[1].weight.detach().clone()]
+
+
+@pytest.mark.parametrize("head", ["linear", "of tokens", "convolution"])
+def test_a_head_at_every_position_takes_the_steps_of_one_behind_a_pool(head):
+    """On images whose positions are alike, what it gives is averaged over more of them."""
+    linear, pool = nn.Linear(3, 2), nn.AdaptiveAvgPool2d(1)
+    layers = {
+        "linear": (pool, nn.Flatten(), linear),
+        "of tokens": (nn.Flatten(2), Transposed(), linear, Averaged()),
+        "convolution": (nn.Conv2d(3, 2, 1), pool, nn.Flatten()),
+    }
+    network = nn.Sequential(Repeated(), *layers[head])
+    fields = own_rate.new_head_fields(network, images_of(10, 100), PREPROCESS, RECIPE)
+    mean = 3 * PREPROCESS(images_of(10, 100).pixels).mean().item()
+    assert fields["head_lr"] == pytest.approx(0.4 / max(mean, 0.4), rel=0.01)
+    assert fields["lr"] == 0.005
 
 
 @pytest.mark.parametrize(("window", "scale"), [(2, 1), (3, 1), (5, 9 / 25)])

@@ -63,11 +63,19 @@ def new_head_fields(
 def _head_inputs(
     network: nn.Module, images: ImageSet, preprocess: Preprocess, recipe: AdaptationRecipe
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the head gets for some images, (N, D), in evaluation; and their classes, (N,)."""
+    """What the head gets for some images, (N, D), in evaluation; and their classes, (N,).
+
+    A head at every position of a map or sequence gets their mean, as its logits are averaged.
+    """
     inputs: list[torch.Tensor] = []
     head, batches = network.get_submodule(head_name(network)), _some_batches(images, recipe)
-    hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0].flatten(1)))
-    with hook, evaluation_mode(network):
+    channels = -1 if isinstance(head, nn.Linear) else 1
+
+    def note(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        positions = args[0].movedim(channels, 1).unsqueeze(-1).flatten(2)
+        inputs.append(positions.mean(2))
+
+    with head.register_forward_pre_hook(note), evaluation_mode(network):
         for batch in batches:
             network(preprocess(batch.head(len(batch))))
     return torch.cat(inputs).double(), torch.cat([batch.labels for batch in batches])
