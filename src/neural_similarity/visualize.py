@@ -119,7 +119,7 @@ def mean_matrix(m: Tensor) -> Tensor:
     """(K, K) of any M that `similarities` returns: the mean over images and positions.
 
     Returns:
-        M - I, averaged over positions and images.
+        M, averaged over positions and images; of a diagonal one, the matrix.
 
     Raises:
         ValueError: `m` is not a tensor of real numbers on a device.

@@ -99,7 +99,24 @@ def test_a_word_that_is_a_name_in_the_network_is_that_name():
         assert trained == expected
 
 
-@pytest.mark.parametrize(("train", "message"), [("M+head", "`model` must have"), ("norm", "gains")])
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("M+head", "`model` must have"),
+        ("norm", "got 'norm' for a network without gains"),
+        ("bias", "got 'bias' for a network without biases"),
+    ],
+)
 def test_words_without_what_they_name_are_refused(train, message):
     with pytest.raises(ValueError, match=message):
-        ns.freeze_backbone(nn.Sequential(nn.Linear(2, 2)), train=train)
+        ns.freeze_backbone(nn.Sequential(nn.Linear(2, 2, bias=False)), train=train)
+
+
+@pytest.mark.parametrize(
+    ("train", "extra"),
+    [("head", {"weight", "bias"}), ("bias", {"bias"}), ("all", {"weight", "bias"})],
+)
+def test_words_name_parts_of_a_network_of_one_layer(train, extra):
+    layer = ns.freeze_backbone(ns.Conv2d(2, 2, 3, similarity="static-full"), train=f"M+{train}")
+    trained = {name for name, p in layer.named_parameters() if p.requires_grad}
+    assert trained == {"similarity.raw"} | extra

@@ -299,3 +299,14 @@ def test_the_adapter_of_a_single_layer_is_read_back(tmp_path):
         layer.similarity.raw.add_(0.1)
     loaded = ns.load_adapter(plain, ns.save_adapter(layer, tmp_path / "a"))
     assert torch.equal(loaded.similarity.raw, layer.similarity.raw)
+
+
+@pytest.mark.parametrize("whole", [ns.GlobalSimilarity(2, (3, 3)), ns.SelfAttention(2)])
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a network"])
+def test_similarities_of_whole_maps_are_saved_and_read_back(tmp_path, whole, inside):
+    model = nn.Sequential(deepcopy(whole), nn.Conv2d(2, 2, 1)) if inside else deepcopy(whole)
+    backbone, x = deepcopy(model), torch.randn(1, 2, 3, 3)
+    for parameter in ns.freeze_backbone(model, train=()).parameters():
+        parameter.data += 0.1 * parameter.requires_grad
+    loaded = ns.load_adapter(backbone, ns.save_adapter(model, tmp_path / "a"))
+    assert torch.equal(loaded(x), model(x))

@@ -353,7 +353,10 @@ class Around(nn.Sequential):
     [
         (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "head"}, "`train` must name M"),
         (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+hed"}, "`train` must join M, all"),
-        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+norm"}, "with gains and shifts"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+norm"}, "without gains and shifts"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3, bias=False)), {"train": "M+bias"}, "without biases"),
+        (nn.Conv2d(2, 2, 3), {}, "`model` must have its layers inside, got a single Conv2d"),
+        (nn.Conv2d(2, 2, 3), {"train": "M+bias", "bias": "nsl_only"}, "`bias` must be none or all"),
         (Around(nn.Conv2d(2, 2, 3)), {"train": "M+all"}, r"around layers with M, got .* \{''\}"),
     ],
 )

@@ -110,7 +110,9 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of a network's similarities, in the network's names."""
     similarities = similarities_of(model)
     prefixes = tuple(
-        f"{name}." for name, part in plain_modules(model).items() if part in similarities
+        f"{name}.".removeprefix(".")
+        for name, part in plain_modules(model).items()
+        if part in similarities
     )
     return {key: tensor for key, tensor in plain_state(model).items() if key.startswith(prefixes)}
 

@@ -21,9 +21,14 @@ from neural_similarity.nn.modes import check_module
 
 AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
 NormMode = Literal["eval", "train"]
-WORDS = "M", "all", "head", "norm", "bias"
-"""What trains, in words: similarities, every weight, the last layer, gains and shifts of
-normalisation, biases."""
+WORDS = {
+    "M": "similarities",
+    "all": "parameters",
+    "head": "a layer with parameters",
+    "norm": "gains and shifts of normalisation",
+    "bias": "biases",
+}
+"""What trains, in words, and what a network needs for each; the head is its last layer."""
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 log = logging.getLogger(__name__)
 _MOVED = (
@@ -140,20 +145,31 @@ def check_words(words: list[str]) -> list[str]:
 
 def parts_of_word(model: nn.Module, word: str) -> list[str]:
     """Names and globs of what a word names in a network, besides similarities."""
-    globs = {"M": [], "all": ["*"], "bias": ["*.bias"]}
-    return globs[word] if word in globs else layers_of_word(layers_outside(model), word)
+    names = [] if word == "M" else layers_of_word(layers_outside(model), word)
+    if word == "bias":
+        return sorted({"*.bias" if name else "bias" for name in names})
+    return ["*"] if word == "all" else [name or "*" for name in names]
 
 
 def layers_of_word(layers: Mapping[str, nn.Module], word: str) -> list[str]:
-    """Those of the layers of a network that "all", "head" or "norm" names."""
-    learning = [n for n, m in layers.items() if next(m.parameters(recurse=False), None) is not None]
-    if word in ("all", "head"):
-        return learning if word == "all" else learning[-1:]
-    if not (norms := [name for name in learning if isinstance(layers[name], _NORMS)]):
+    """Those of the layers of a network that "all", "head", "norm" or "bias" names."""
+    learning = _learning_layers(layers)
+    named = {
+        "all": learning,
+        "head": learning[-1:],
+        "norm": [name for name in learning if isinstance(layers[name], _NORMS)],
+        "bias": [name for name in learning if layers[name]._parameters.get("bias") is not None],
+    }[word]
+    if not named:
         raise ValueError(
-            "`train` must name norm for a network with gains and shifts, got one without"
+            f"`train` must name what there is, got {word!r} for a network without {WORDS[word]}"
         )
-    return norms
+    return named
+
+
+def _learning_layers(layers: Mapping[str, nn.Module]) -> list[str]:
+    """The layers that have parameters themselves."""
+    return [n for n, m in layers.items() if next(m.parameters(recurse=False), None) is not None]
 
 
 def layers_outside(model: nn.Module) -> dict[str, nn.Module]:
@@ -164,7 +180,7 @@ def layers_outside(model: nn.Module) -> dict[str, nn.Module]:
 
 def head_name(model: nn.Module) -> str:
     """The name of a network's last layer with parameters, such as a classifier; "" without any."""
-    return next(iter(layers_of_word(layers_outside(model), "head")), "")
+    return (_learning_layers(layers_outside(model)) or [""])[-1]
 
 
 def unfreeze_backbone(model: AnyNetwork) -> AnyNetwork:

@@ -61,7 +61,8 @@ class NslConfig(PeftConfig):
         init_weights: False starts M at random, for tests.
 
     Raises:
-        ValueError: `similarity` is not such a similarity, or `train` has other words or not M.
+        ValueError: `similarity` is not such a similarity, `train` has other words or not M, or
+            `bias` contradicts it.
     """
 
     target_modules: list[str] | set[str] | str | None = None
@@ -81,7 +82,11 @@ class NslConfig(PeftConfig):
         self.similarity = format_similarity(self.spec, complete=True)
         if "M" not in check_words(self.words):
             raise ValueError(f"`train` must name M, got {self.train!r}")
-        if "bias" in self.words and self.bias == "none":
+        if "bias" in self.words:
+            if self.bias not in ("none", "all"):
+                raise ValueError(
+                    f"`bias` must be none or all where `train` names bias, got {self.bias!r}"
+                )
             self.bias = "all"
         # No field, so that it is not saved: the tuner finds the layers that `train` names.
         self.trained: set[str] = set()

@@ -176,8 +176,9 @@ class NslModel(BaseTuner):
     def _name_trained(self, config: Any) -> None:
         """Find the layers that the words of `train` name; what is copied whole has no M inside."""
         layers, names = plain_layers(self.model), set[str]()
-        for word in {*config.words} & {"head", "norm", "all"}:
-            names.update(layers_of_word(layers, word))
+        for word in set(config.words) - {"M"}:
+            named = layers_of_word(layers, word)
+            names.update(named if word != "bias" else ())  # PEFT lets these train by `bias`.
         targets = {name for name in layers if self._check_target_module_exists(config, name)}
         starts = {name: f"{name}.".removeprefix(".") for name in names}
         around = {n for n, start in starts.items() for t in targets - {n} if t.startswith(start)}
@@ -209,6 +210,11 @@ class NslModel(BaseTuner):
     def _default_targets(self, spec: Similarity) -> list[str]:
         """What `ns.convert` converts, except layers that compute their kernel."""
         reasons = make_plan(self.model, spec, None)
+        if "" in reasons:
+            raise ValueError(
+                f"`model` must have its layers inside, got a single {type(self.model).__name__}; "
+                "put it into a torch.nn.Sequential"
+            )
         modules = dict(self.named_modules(remove_duplicate=False))
         fit = [name for name, why in reasons.items() if why is None]
         if computed := [name for name in fit if computes_kernel(modules[f"model.{name}"])]:

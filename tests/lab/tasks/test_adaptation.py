@@ -343,7 +343,7 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
         (("timm:resnet18", *RANDOM, "--weights", "WORLD/colours/red/0.png"), "must hold"),
         (
             ("torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
-            "`train` must name norm for a network with gains and shifts, got one without",
+            "got 'norm' for a network without gains and shifts",
         ),
         (("timm:levit_128s", *RANDOM), "`backbone` must have one classifier, got"),
         pytest.param(
