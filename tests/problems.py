@@ -72,6 +72,18 @@ def of_kind(kind: str, m: Tensor) -> Tensor:
     return torch.diag_embed(m.movedim(1, -1)).movedim((-2, -1), (1, 2))
 
 
+GEOMETRIES = [
+    {"padding": "same"},
+    {"padding": "valid", "stride": 2},
+    {"padding": (1, 2), "padding_mode": "reflect", "stride": (2, 1)},
+    {"padding": 1, "padding_mode": "replicate", "dilation": (1, 2), "groups": 2},
+    {"padding": "same", "padding_mode": "circular", "dilation": 2},
+    {"padding": 6, "padding_mode": "reflect"},
+    {"padding": 6, "padding_mode": "circular"},
+]
+"""Options of a layer with padding, of a 3×5 kernel and four channels."""
+
+
 def by_blocks(x, weight, m, blocks, problem):
     """(n, o, positions): every pair of a kernel and a channel with the M that its indices name."""
     axis, count = blocks

@@ -35,7 +35,6 @@ def test_dynamic_matrices_and_their_mean(kind):
     model = network(f"dynamic-{kind}").train()
     x = torch.randn(2, 3, 7, 8)
     found = visualize.similarities(model, x)
-    assert model.training
     assert_close(found["0"], model[0].similarity.matrix(x))
     mean = found["0"].mean((0, -2, -1))
     assert_close(visualize.mean_matrix(found["0"]), mean.diag() if kind == "diagonal" else mean)

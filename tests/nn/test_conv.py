@@ -3,7 +3,7 @@
 import pytest
 import torch
 from moved import moved
-from problems import PROBLEMS, ids
+from problems import GEOMETRIES, PROBLEMS, ids
 from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
@@ -17,15 +17,6 @@ NAMES = ["static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"]
 STATIC, DYNAMIC = NAMES[:2], NAMES[2:]
 named = pytest.mark.parametrize("similarity", NAMES)
 everywhere = pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
-GEOMETRIES = [
-    {"padding": "same"},
-    {"padding": "valid", "stride": 2},
-    {"padding": (1, 2), "padding_mode": "reflect", "stride": (2, 1)},
-    {"padding": 1, "padding_mode": "replicate", "dilation": (1, 2)},
-    {"padding": "same", "padding_mode": "circular", "dilation": 2},
-    {"padding": 6, "padding_mode": "reflect"},
-    {"padding": 6, "padding_mode": "circular"},
-]
 
 
 def layer_for(problem, similarity, **options):

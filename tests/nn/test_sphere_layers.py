@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from problems import PROBLEMS, ids
+from problems import GEOMETRIES, PROBLEMS, ids
 from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
@@ -13,14 +13,6 @@ from torch.testing import assert_close
 import neural_similarity as ns
 from neural_similarity.functional import sphere_conv2d
 from neural_similarity.ops import unit_vectors
-
-GEOMETRIES = [
-    {"padding": "same"},
-    {"padding": "valid", "stride": 2},
-    {"padding": (1, 2), "padding_mode": "reflect", "stride": (2, 1)},
-    {"padding": 1, "padding_mode": "replicate", "dilation": (1, 2), "groups": 2},
-    {"padding": "same", "padding_mode": "circular", "dilation": 2},
-]
 
 
 @pytest.mark.parametrize("options", GEOMETRIES, ids=str)

@@ -83,6 +83,13 @@ test_errors = refusals(
 )
 
 
+def test_unconverting_stops_before_the_first_layer_or_does_all():
+    network = nn.Sequential(ns.Conv2d(4, 4, 3, similarity="static-full"), *LOUDER)
+    with pytest.raises(ValueError, match="layer '1': a layer must be exactly"):
+        ns.unconvert(network, inplace=True)
+    assert type(network[0]) is ns.Conv2d
+
+
 def test_a_registered_class_is_what_its_plain_class_becomes_and_folds_back_to():
     try:
         register(Back)

@@ -248,7 +248,9 @@ def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path
     source = results / "fewshot/mini-cnn4/1"
     for budget, pattern in (("0.25", "*.json"), ("1", "fine-tuning.*")):
         copied(source, tmp_path, "mini-cnn4", budget, pattern)
-    found = rows(few_shot_markdown(tmp_path))
+    text = few_shot_markdown(tmp_path)
+    assert text.startswith(f"# {TABLES['6'].title} (reduced schedule, budget 0.25)")
+    found = rows(text)
     assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["0.25", "0.25"]
     copied(source, tmp_path, "mini-cnn4-64", "1", "fine-tuning.*")
     found = rows(few_shot_markdown(tmp_path))

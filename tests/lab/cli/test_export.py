@@ -121,6 +121,7 @@ def test_what_evaluate_scores_is_what_the_file_answers(run, tmp_path, capsys, wo
     assert export(run, *words, "--out", str(file)) == 0
     lines = capsys.readouterr().out
     assert told in lines
+    assert f"{file}: " in lines
     assert cli.main(["evaluate", str(run.path), "--device", "cpu", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     accuracy = f"{100 * scores['test_accuracy']:.2f} %"

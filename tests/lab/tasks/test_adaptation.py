@@ -228,28 +228,16 @@ def test_nothing_trains_and_running_statistics_move_where_they_may(tmp_path, nor
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_default_with_a_new_head_resumes_exactly(tmp_path):
-    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
-    fields = {"backbone": str(start.path), "dataset": "embedded", "classifier": "new"}
-    fields |= {"train": "M+all", "precision": "fp32", "steps": 4, "checkpoint_every": 2}
-    run = session.train(AdaptationRecipe(**fields, drops=()), out=tmp_path / "run", device="cpu")
-    before = session.load(run).state_dict()
-    run.summary.unlink()
-    shutil.rmtree(run.checkpoints / "step-00000004")
-    session.resume(run.path, device="cpu")
-    assert all(torch.equal(t, before[n]) for n, t in session.load(run.path).state_dict().items())
-
-
-@pytest.mark.usefixtures("tiny")
-def test_a_run_is_a_backbone_and_the_adaptation_needs_it_no_more(tmp_path):
-    """Of grey images; resumed and loaded after the run has gone."""
-    start = session.train(RECIPE, out=tmp_path / "start", device="cpu")
-    settings = {"steps": 4, "drops": (), "checkpoint_every": 2, "precision": "fp32"}
-    recipe = AdaptationRecipe(backbone=str(start.path), dataset="embedded", train="M", **settings)
-    run = session.train(recipe, out=tmp_path / "run", device="cpu")
+@pytest.mark.parametrize(
+    "fields", [{"train": "M"}, {"train": "M+all", "classifier": "new"}], ids=["kept", "new"]
+)
+def test_a_run_is_a_backbone_and_the_adaptation_needs_it_no_more(tmp_path, fields):
+    """Of grey images; resumed and loaded after the run has gone, at the default rates."""
+    settings = {"steps": 4, "drops": (), "checkpoint_every": 2}
+    run = adapted(trained(tmp_path / "start"), tmp_path / "run", **settings, **fields)
     facts = read_json(run.path / "environment.json")["backbone"]
-    assert facts["head"] == "kept"
-    assert facts["trained"] == 9 * 81
+    assert facts["head"] == fields.get("classifier", "kept")
+    assert (facts["trained"] == 9 * 81) == (facts["head"] == "kept")
     assert len(facts["digest"]) == 64
     before = session.load(run).state_dict()
     (tmp_path / "start").rename(tmp_path / "gone")
@@ -257,7 +245,7 @@ def test_a_run_is_a_backbone_and_the_adaptation_needs_it_no_more(tmp_path):
         path.unlink()
     shutil.rmtree(run.checkpoints / "step-00000004")
     session.resume(run.path, device="cpu")
-    assert all(torch.equal(t, before[n]) for n, t in session.load(run.path).state_dict().items())
+    assert same_weights(run.path, before)
     assert (run.path / "adapter.safetensors").exists()
 
 
@@ -362,11 +350,23 @@ def test_what_cannot_be_adapted_leaves_no_folder(world, tmp_path, capsys, args, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_library_that_is_missing(library, world, tmp_path, monkeypatch, capsys):
+BASELINE = "--backbone timm:resnet18 --similarity none --train baseline+head --baseline"
+
+
+@pytest.mark.parametrize(
+    ("library", "what", "words"),
+    [
+        ("timm", "timm:resnet18", "--backbone timm:resnet18"),
+        ("torchvision", "torchvision:resnet18", "--backbone torchvision:resnet18"),
+        ("peft", "LoRA", f"{BASELINE} lora"),
+        ("lycoris", "diag-OFT", f"{BASELINE} oft"),
+    ],
+)
+def test_a_library_that_is_missing(library, what, words, world, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, library, None)
-    assert adapt(world, tmp_path / "run", "--backbone", f"{library}:resnet18") == 1
-    assert f"{library}:resnet18 needs {library}: pip install" in capsys.readouterr().err
+    assert adapt(world, tmp_path / "run", *words.split()) == 1
+    assert f"{what} needs {library}: pip install" in (told := capsys.readouterr().err)
+    assert ("[baselines]" in told) == words.startswith(BASELINE)
 
 
 def test_weights_that_cannot_be_downloaded(world, tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from neural_similarity.files import write_json
@@ -45,6 +46,8 @@ def test_restored_state_goes_on_as_the_saved_one(tmp_path):
         advance(state)
     state.best, state.logged_seconds = 0.75, 0.5
     path = save_checkpoint(tmp_path, state, {"recipe": "test"}, keep=2)
+    with safe_open(path / WEIGHTS, "pt") as file:
+        assert file.metadata() == {"recipe": "test"}
     other = make_state(seed=1)
     restore_state(path, other)
     assert (other.step, other.seconds, other.best, other.logged_seconds) == (3, 0.75, 0.75, 0.5)
@@ -122,9 +125,11 @@ def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint(tmp_path, monkeyp
         with pytest.raises(ZeroDivisionError):
             save_checkpoint(tmp_path, state, {}, keep=2)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
-    state.step = 4
-    save_checkpoint(tmp_path, state, {}, keep=2)
-    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "best").mkdir()
+    for state.step in (9, 4):  # A later one goes: training went on from an earlier one.
+        save_checkpoint(tmp_path, state, {}, keep=2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["best", "step-00000003", "step-00000004"]
     assert shutil.rmtree is remove
 
 

@@ -16,6 +16,7 @@ from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.session import resume, train
 from neural_similarity.lab.tasks import classification
 from neural_similarity.lab.train import distributed, read_run
+from neural_similarity.lab.train import run as run_module
 from neural_similarity.lab.train.checkpoint import list_checkpoints
 from neural_similarity.lab.train.files import hold_lock
 from neural_similarity.lab.train.journal import Journal, cut_back
@@ -105,19 +106,45 @@ def test_under_nohup_a_lost_terminal_is_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_an_error_leaves_a_folder_that_another_process_trains_in(tmp_path, monkeypatch):
-    """That goes on between this process's making the folder and its lock."""
+BEGUN = {
+    "nothing": lambda _: None,
+    "another process": lambda run: hold_lock(run.path / "config.json", "taken"),
+    "metrics": lambda run: run.metrics.write_text("{}"),
+    "a checkpoint": lambda run: (run.checkpoints / "step-00000003").mkdir(parents=True),
+    "a user's file": lambda run: (run.path / "notes.txt").touch(),
+}
 
+
+@pytest.mark.parametrize("begun", BEGUN)
+def test_an_error_leaves_no_folder_but_where_something_began(tmp_path, monkeypatch, begun):
+    """Another process goes on between this one's making the folder and its lock."""
     held = contextlib.ExitStack()
 
-    def taken(run, *_):
-        held.enter_context(hold_lock(run.path / "config.json", "taken"))
-        raise RunError("taken")
+    def fail(run, *_):
+        thing = BEGUN[begun](run)
+        if begun == "another process":
+            held.enter_context(thing)
+        raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("neural_similarity.lab.session.complete_run", taken)
-    with held, pytest.raises(RunError, match="taken"):
+    monkeypatch.setattr("neural_similarity.lab.session.complete_run", fail)
+    with held, pytest.raises(RuntimeError, match="out of memory"):
         train(TINY, out=tmp_path / "run", device="cpu")
-    assert read_run(tmp_path / "run")
+    assert [*tmp_path.iterdir()] == [tmp_path / "run"] * (begun != "nothing")
+
+
+def test_of_two_trainings_that_begin_at_once_one_wins(tmp_path, monkeypatch):
+    """The other one finds the folder when it is about to make its own."""
+    first, write = tmp_path / "run" / "config.json", run_module.write_json
+
+    def write_second(path, content):
+        first.parent.mkdir(exist_ok=True)
+        first.write_text("{}")
+        write(path, content)
+
+    monkeypatch.setattr(run_module, "write_json", write_second)
+    with pytest.raises(RunError, match="exists already; continue it with"):
+        train(TINY, out=first.parent, device="cpu")
+    assert ([*tmp_path.rglob("*")], first.read_text()) == ([first.parent, first], "{}")
 
 
 @pytest.fixture
@@ -127,13 +154,9 @@ def stopped(tmp_path):
     return tmp_path / "run"
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
 def test_without_a_whole_checkpoint_it_exits_with_1(stopped, capsys):
     for path in list_checkpoints(stopped / "checkpoints"):
-        truncate(path / "weights.safetensors")
+        (path / "weights.safetensors").write_bytes(b"")
     assert cli.main(["train", "--resume", str(stopped)]) == 1
     assert "holds no whole checkpoint; train again" in capsys.readouterr().err
 
