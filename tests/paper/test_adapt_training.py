@@ -14,7 +14,6 @@ from neural_similarity.lab import session
 from neural_similarity.lab.train import unpack_correct
 from neural_similarity_paper.corruption import CORRUPTIONS
 from neural_similarity_paper.studies import adapt_map, adapt_training, adapt_unlabelled, rates
-from neural_similarity_paper.studies.adapt_kin import sparse_codes
 from neural_similarity_paper.studies.adapt_map import MAP, MAP_WAYS, map_cell, trial_recipe
 from neural_similarity_paper.studies.adapt_unlabelled import (
     KNOWN,
@@ -83,8 +82,7 @@ def test_no_image_that_is_scored_gives_labels_or_rates(tiny_map):
 def start(way, rates=(0.05,), **fields):
     """A way's run on the tiny images, before its first step."""
     recipe = replace(trial_recipe(Trial(way, rates, "rotation-30", 3), 2), **fields)
-    added = adapt_map.ADDED.get(way.removeprefix("full-"), lambda _: [])
-    return adapt_training.start_run(recipe, coloured_dataset(), "", added)
+    return adapt_training.start_run(recipe, coloured_dataset(), "")
 
 
 @pytest.mark.parametrize("way", ["full", "full-default", "norm", "nothing"])
@@ -145,26 +143,6 @@ def test_groups_have_their_rates_and_nothing_else_moves(way):
     if way == "full-norm":
         alone = [adapt_training.fit_groups(start(w), (0.0,), range(1)) for w in ("full", "norm")]
         assert used == alone[0] + alone[1]
-
-
-@pytest.mark.usefixtures("tiny_map")
-@pytest.mark.parametrize("way", ["tsa", "atoms-9", "full-tsa"])
-def test_kin_starts_at_the_backbone_and_folds_m_over_it(way):
-    memory, plain = start(way), start("nothing")
-    x = torch.rand(2, 3, 8, 8)
-    assert torch.allclose(memory.network.eval()(x), plain.network.eval()(x), atol=1e-5)
-    names = {n for n, p in memory.network.named_parameters() if p.requires_grad}
-    assert ("linear.alignment.weight" in names) == ("tsa" in way)
-    assert not any(name.startswith("conv1.central") for name in names)  # The stem has no adapter.
-
-
-def test_codes_of_nine_atoms_are_sparse_and_have_the_kernels_scale():
-    rows = torch.randn(400, 9, generator=torch.Generator().manual_seed(1)).double() / 10
-    codes = sparse_codes(rows)
-    atoms = torch.linalg.lstsq(codes, rows).solution
-    assert (codes @ atoms - rows).norm() < 0.05 * rows.norm()
-    assert codes.norm() == pytest.approx(rows.norm().item(), rel=0.2)
-    assert (sparse_codes(rows / 50) == 0).float().mean() > 0.05
 
 
 def test_then_all_trains_m_folds_it_and_trains_the_kernels(tiny_map, monkeypatch):

@@ -15,7 +15,6 @@ from typing import Any
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity_paper.corruption import GEOMETRY, UNDONE
 from neural_similarity_paper.recipes.adaptation import CHANGED, WAYS, way_fields
-from neural_similarity_paper.studies.adapt_kin import add_coded_atoms, add_tsa
 from neural_similarity_paper.studies.adapt_study import CURVED, Cell, Column, Study, Way
 from neural_similarity_paper.studies.adapt_training import (
     backbone_terms,
@@ -53,8 +52,6 @@ FIRST_RATES = (3e-3, 0.01, 0.03)
 PLACE = SearchPlace(RATE_CHANGES, (11, 12, 13), FIRST_RATES)
 LONGER = {50: 2}
 """Factor on the steps for some numbers of labels."""
-ADDED = {"tsa": add_tsa, "atoms-9": add_coded_atoms}
-"""Ways whose parts are added to the network here."""
 UNDRAWN = ("nothing", "undone")
 """Ways whose answers do not depend on the draw."""
 MAP_WAYS = {
@@ -98,11 +95,10 @@ def run_map_trial(
     trial: Trial, data: Path, held_out: bool, labels: int, statistics: str
 ) -> dict[str, Any]:
     """Train and score a way under a change."""
-    recipe, way = trial_recipe(trial, labels, statistics), trial.way.removesuffix(CURVED)
+    recipe = trial_recipe(trial, labels, statistics)
     whole = load_halves(recipe.dataset, data, held_out)
-    add = ADDED.get(way.removeprefix("full-"), lambda _: [])
-    then_all = way == "full-then-all"
-    return run_in_memory(recipe, trial.rates, whole, data, add, then_all)
+    then_all = trial.way.removesuffix(CURVED) == "full-then-all"
+    return run_in_memory(recipe, trial.rates, whole, data, then_all)
 
 
 def choose_statistics(sheet: Sheet, cell: Cell, data: Path) -> None:

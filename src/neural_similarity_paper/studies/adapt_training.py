@@ -1,7 +1,7 @@
 """Training and scoring one run of a study of adaptation in memory, with rates by group."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,12 @@ from neural_similarity.conversion import fold, freeze_backbone, head_name, simil
 from neural_similarity.files import open_file
 from neural_similarity.lab.data import Dataset, ImageSet, load_dataset
 from neural_similarity.lab.data.images import digest_of, split_off
-from neural_similarity.lab.tasks.adaptation import (
-    AdaptationRecipe,
-    AdaptationTask,
-    adapt_network,
-)
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
 from neural_similarity.lab.tasks.own_rate import find_rate
 from neural_similarity.lab.train import Run, evaluate_model, pack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState, state_digest
 from neural_similarity.lab.train.environment import checkout_commit
-from neural_similarity.lab.train.fitting import make_optimizer
+from neural_similarity.lab.train.fitting import initial_state, make_optimizer
 from neural_similarity.lab.train.graph import plain_update
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity.lab.train.runtime import SCORE_PRECISION
@@ -33,8 +29,6 @@ LABEL_HALF, HELD_OUT = 500, 200
 """Test images of each class that give labels; and of these, those that rates are chosen on."""
 MEMORY = Path("in-memory")
 """The folder of runs that write nothing."""
-AddParts = Callable[[nn.Module], list[str]]
-"""Adds what trains to a network, and names it."""
 
 
 @lru_cache(maxsize=64)
@@ -70,21 +64,12 @@ class MemoryRun:
         return self.state.model
 
 
-def start_run(
-    recipe: AdaptationRecipe, whole: Dataset, data: Path, add: AddParts = lambda _: []
-) -> MemoryRun:
-    """The state before the first step; `add` changes the backbone before M is added."""
-    task = AdaptationTask.of_dataset(replace(recipe, lr=1.0), whole)
-    run: Any = task.new_run(MEMORY, "adapt", 1.0, data)
-    backbone = run.recipe.load_backbone(run.classes, **run.input_sizes)
-    parts = add(backbone.model)
-    network = adapt_network(backbone.model, run.recipe, backbone.converted)
-    for name in parts:
-        network.get_parameter(name).requires_grad_(True)
-    runtime = cpu_runtime()
-    totals = torch.zeros(3, dtype=runtime.sum_dtype, device=runtime.device)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.empty(0))])  # `fit_groups` makes its own.
-    return MemoryRun(task, run, TrainingState(runtime.place_model(network), optimizer, totals))
+def start_run(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> MemoryRun:
+    """The state before the first step, at the rate of `nsim train adapt` where the recipe has 0."""
+    task = AdaptationTask.of_dataset(recipe, whole)
+    task = task if recipe.lr else task.with_own_rate()
+    run = task.new_run(MEMORY, "adapt", 1.0, data)
+    return MemoryRun(task, run, initial_state(run, cpu_runtime()))
 
 
 def parameter_parts(network: nn.Module, new_head: bool) -> list[list[nn.Parameter]]:
@@ -143,7 +128,6 @@ def run_in_memory(
     rates: Sequence[float],
     whole: Dataset,
     data: Path,
-    add: AddParts = lambda _: [],
     then_all: bool = False,
 ) -> dict[str, Any]:
     """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
@@ -151,7 +135,7 @@ def run_in_memory(
     With `then_all`, the similarities are folded after half of the steps, and all weights train for
     the other half, at the last rate. A run that diverges is scored as it is.
     """
-    memory = start_run(recipe, whole, data, add)
+    memory = start_run(recipe, whole, data)
     steps, trained = memory.run.recipe.steps, trained_numbers(memory.network)
     if not then_all:
         used = fit_groups(memory, rates, range(steps))

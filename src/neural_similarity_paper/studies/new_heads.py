@@ -10,20 +10,17 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from neural_similarity.lab.data import Dataset, load_dataset
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask
-from neural_similarity.lab.train.fitting import initial_state
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity_paper.recipes.adaptation import HEADED, LITE, RATES, RESNET
 from neural_similarity_paper.studies.adapt_training import (
-    MEMORY,
-    MemoryRun,
     run_facts,
     score_in_memory,
+    start_run,
     take_steps,
 )
 from neural_similarity_paper.studies.rates import Trial
 from neural_similarity_paper.studies.sheets import (
     ReportLine,
-    cpu_runtime,
     filling_alone,
     open_sheet,
     read_sheet,
@@ -120,13 +117,10 @@ def train_as_command(run: Trial, data: Path) -> dict[str, Any]:
     """Train and score as `nsim train adapt` does, in no folder."""
     folder, fields = GROUPS[CELLS[run.change].group]
     whole, recipe = _images(data / folder, fields["image_size"]), head_recipe(run, data)
-    task = AdaptationTask.of_dataset(recipe, whole)
-    task = task if recipe.lr else task.with_own_rate()
-    started: Any = task.new_run(MEMORY, "adapt", 1.0, data)
-    memory = MemoryRun(task, started, initial_state(started, cpu_runtime()))
-    take_steps(memory, range(started.recipe.steps))
+    memory = start_run(recipe, whole, data)
+    take_steps(memory, range(memory.run.recipe.steps))
     facts = run_facts(memory, score_in_memory(memory, whole.test), whole.test)
-    facts |= {field: getattr(started.recipe, field) for field in ("lr", "head_lr", "optimizer")}
+    facts |= {field: getattr(memory.run.recipe, field) for field in ("lr", "head_lr", "optimizer")}
     return facts | {"finite": bool(memory.state.totals[0].isfinite())}
 
 

@@ -27,6 +27,7 @@ from neural_similarity.lab.tasks.baselines import (
     with_baseline,
 )
 from neural_similarity.lab.tasks.tuned import BLOCK
+from neural_similarity.lab.tasks.tuned_kin import sparse_codes
 from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 from neural_similarity_paper.corruption import rotate_images
@@ -37,6 +38,7 @@ KERNELS = {
     "ssf": lambda layer: 2 * layer.out_channels,
     "oft": lambda layer: BLOCK * layer.out_channels,
     "atoms": lambda layer: 6 * layer.kernel_size[0] ** 2,
+    "atoms-9": lambda layer: 9 * layer.kernel_size[0] ** 2,
     "residual": lambda layer: layer.out_channels * layer.in_channels,
     "residual-vector": lambda layer: (
         layer.out_channels * (1 if layer.in_channels == layer.out_channels else layer.in_channels)
@@ -345,6 +347,41 @@ def test_turned_is_what_the_first_convolution_sees_or_nothing(first, where):
         with_baseline(network, "turn", where)
 
 
+@pytest.mark.parametrize("head", [nn.Linear(4, 3), nn.Linear(4, 3, bias=False), nn.Conv2d(4, 3, 1)])
+def test_tsa_leaves_the_first_layer_and_aligns_the_features_of_a_linear_head(head):
+    shape = nn.Flatten() if isinstance(head, nn.Linear) else nn.Identity()
+    convolutions = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1)
+    network, x = (
+        nn.Sequential(*convolutions, shape, head).double(),
+        torch.randn(2, 3, 9, 9).double(),
+    )
+    before, keys = network(x), set(network.state_dict())
+    aligned = ["4.alignment"] if isinstance(head, nn.Linear) else []
+    assert with_baseline(network, "tsa") == ["1.central", *aligned]
+    assert torch.equal(network(x), before)
+    network.get_parameter("1.central").data.normal_()
+    for name in aligned:
+        network.get_parameter(name).data.normal_()
+        features = network[:4](x)
+        wanted = features @ (head.weight @ network.get_parameter(name)).T
+        torch.testing.assert_close(network(x), wanted if head.bias is None else wanted + head.bias)
+    merged = merge_baselines(network)
+    torch.testing.assert_close(merged(x), network(x))
+    assert set(merged.state_dict()) == keys
+
+
+@pytest.mark.parametrize("taps", [4, 9, 25])
+def test_codes_of_nine_atoms_are_sparse_and_have_the_kernels_scale(taps):
+    rows = torch.randn(400, taps, generator=torch.Generator().manual_seed(1)).double() / 10
+    codes = sparse_codes(rows)
+    assert codes.shape == (400, min(9, taps))
+    assert (sparse_codes(rows / 50) == 0).float().mean() > 0.05
+    if taps <= 9:  # The atoms span all kernels.
+        atoms = torch.linalg.lstsq(codes, rows).solution
+        assert (codes @ atoms - rows).norm() < 0.05 * rows.norm()
+        assert codes.norm() == pytest.approx(rows.norm().item(), rel=0.2)
+
+
 def test_oft_turns_filters_within_their_blocks():
     """R of a block is found by least squares; it is orthogonal and no reflection."""
     plain, network, *_ = moved("oft")
@@ -386,7 +423,7 @@ def test_lora_adds_a_product_of_its_factors():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("baseline", [*KERNELS, "film"])
+@pytest.mark.parametrize("baseline", [*KERNELS, "film", "tsa"])
 @pytest.mark.usefixtures("tiny")
 def test_a_run_resumes_and_leaves_a_plain_network(baseline, tmp_path, capsys):
     start = Recipe(dataset="embedded", width=0.1, steps=2, drops=(), precision="fp32")

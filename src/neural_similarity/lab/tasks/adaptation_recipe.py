@@ -67,8 +67,8 @@ class AdaptationRecipe(Recipe, FirstFields):
     normalised channel), lora (of rank 1, by PEFT), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft
     (diag-OFT in blocks of 4 filters, by LyCORIS), atoms (6 filter atoms), residual and
     residual-vector (TSA's adapters beside every kernel), conv-adapter, adafm (filters of a layer's
-    output), piggyback (masks of kernels), or turn (of the images, by one angle); formulas and
-    sources are in
+    output), piggyback (masks of kernels), turn (of the images, by one angle), tsa (residual, and
+    aligned features), or atoms-9 (nine, by sparse codes); formulas and sources are in
     docs/reference/baselines.md."""
     norm: Literal["auto", "eval", "train"] = "auto"
     """Normalise by frozen running statistics (eval) or by the batch's statistics (train); auto is

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from neural_similarity.choices import import_optional, require_installed
-from neural_similarity.conversion import plan
+from neural_similarity.conversion import head_name, plan
 from neural_similarity.lab.tasks.tuned import (
     ConvAdapter,
     FeatureModulation,
@@ -26,11 +26,12 @@ from neural_similarity.lab.tasks.tuned import (
     Turned,
     TurnedInput,
 )
+from neural_similarity.lab.tasks.tuned_kin import AlignedLinear, CodedAtoms, StemlessAdapter
 from neural_similarity.nn import Conv2d, Diagonal, Static
 
 Baseline = Literal[
     "none", "ssf", "film", "lora", "lora-c", "lora-c4", "oft", "atoms", "residual",
-    "residual-vector", "conv-adapter", "adafm", "piggyback", "turn",
+    "residual-vector", "conv-adapter", "adafm", "piggyback", "turn", "tsa", "atoms-9",
 ]  # fmt: skip
 RANK = 1
 """The rank of LoRA, the least: 6,331 parameters for ResNet-20; full M in every layer has 1,539."""
@@ -48,6 +49,8 @@ LAYER_BASELINES: dict[str, type[TunedLayer]] = {
     "adafm": FeatureModulation,
     "piggyback": Piggyback,
     "turn": TurnedInput,
+    "tsa": StemlessAdapter,
+    "atoms-9": CodedAtoms,
 }
 """The baselines that are layers; LoRA is PEFT's."""
 _LIBRARIES = {"lora": ("peft", "LoRA"), "oft": ("lycoris", "diag-OFT")}
@@ -85,7 +88,8 @@ def _add_layers(kind: type[TunedLayer], layers: Mapping[str, nn.Module]) -> tupl
 def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = None) -> list[str]:
     """Add a baseline to the 2-d convolutions that `ns.convert` would convert, in place.
 
-    Outputs stay the same. "turn" changes the first convolution only, "film" all normalisation.
+    Outputs stay the same. "turn" changes the first convolution only, "film" all normalisation, and
+    "tsa" all convolutions but the first, and a linear head.
 
     Returns:
         Names of the new parameters.
@@ -102,7 +106,16 @@ def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = No
         parts = _add_lora(network, layers)
     else:
         parts = _add_layers(LAYER_BASELINES[baseline], layers)
-    return [f"{name}.{part}" for name in layers for part in parts]
+    names = [f"{name}.{part}" for name in layers for part in parts]
+    return names + (_align_head(network) if baseline == "tsa" else [])
+
+
+def _align_head(network: nn.Module) -> list[str]:
+    """Add TSA's alignment to a linear head; names of its parameters."""
+    head = network.get_submodule(name := head_name(network))
+    if type(head) is not nn.Linear:
+        return []
+    return [f"{name}.{part}" for part in _add_layers(AlignedLinear, {name: head})]
 
 
 def _layers_to_change(
@@ -113,6 +126,9 @@ def _layers_to_change(
     reasons = plan(network, Static(Diagonal()), where=where)
     converted = {name: network.get_submodule(name) for name, why in reasons.items() if why is None}
     layers = {name: m for name, m in converted.items() if _is_plain(m)}
+    first = next((name for name, m in network.named_modules() if isinstance(m, nn.Conv2d)), "")
+    if baseline == "tsa":
+        layers.pop(first, None)
     if not layers:
         raise ValueError(
             "`baseline` must have convolutions to change, without a `forward` or a "
@@ -120,7 +136,6 @@ def _layers_to_change(
         )
     if baseline != "turn":
         return layers
-    first = next(name for name, m in network.named_modules() if isinstance(m, nn.Conv2d))
     if first not in layers:
         raise ValueError(f"`baseline` must not be turn where {first} is not converted")
     return {first: layers[first]}
@@ -154,7 +169,7 @@ def merge_baselines(network: nn.Module) -> nn.Module:
     for name, layer in list(network.named_modules()):
         if getattr(layer, "similarity", None) is not None:
             continue
-        if isinstance(layer, TunedConv2d | Film):
+        if isinstance(layer, TunedConv2d | Film | AlignedLinear):
             network.set_submodule(name, layer.plain_layer())
         elif hasattr(layer, "lora_A"):
             lora = cast(Any, layer)
