@@ -10,7 +10,6 @@ from neural_similarity_paper.studies import adapt_continual
 from neural_similarity_paper.studies.adapt_continual import (
     CONTINUAL,
     ORDERS,
-    TASK_WAYS,
     TASKS,
     task_classes,
     task_images,
@@ -74,7 +73,7 @@ def test_positions_are_those_of_a_tasks_images_among_all_sorted_by_class():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("way", TASK_WAYS)
+@pytest.mark.parametrize("way", CONTINUAL.ways)
 def test_bytes_of_a_task(way):
     network = adapt_network(
         ns.models.resnet20(num_classes=5), task_recipe(Trial(way, (0.01,), "task-0", 1))

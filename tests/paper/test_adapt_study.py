@@ -15,7 +15,6 @@ from neural_similarity_paper.studies.adapt_map import (
     CHANGES,
     FIRST_RATES,
     MAP,
-    MAP_WAYS,
     RATE_CHANGES,
     trial_recipe,
 )
@@ -75,10 +74,11 @@ def test_no_rate_is_chosen_on_what_a_cell_runs(study):
     if study in (MAP, STREAM):
         chosen = {name.split("/")[0] for cell in study.cells for name in cell.place.changes}
         assert chosen == set(RATE_CHANGES)
+        assert f"under {', '.join(RATE_CHANGES)}" in study.note
         assert not chosen & set(CHANGES)
 
 
-@pytest.mark.parametrize("way", MAP_WAYS)
+@pytest.mark.parametrize("way", MAP.ways)
 def test_recipes_of_the_map_are_those_of_their_way(way):
     trial = Trial(way, (0.25,), "rotation-30", 4)
     recipe = trial_recipe(trial, 50)
@@ -89,12 +89,12 @@ def test_recipes_of_the_map_are_those_of_their_way(way):
     assert frozen.norm == ("train" if way == "statistics" else "eval")
     assert recipe.steps == (2 if way in ("nothing", "undone") else 200)
     assert (recipe.similarity is not None) == way.startswith("full")
-    assert WAYS.get(way, (MAP_WAYS[way].label,))[0] == MAP_WAYS[way].label
+    assert WAYS.get(way, (MAP.ways[way].label,))[0] == MAP.ways[way].label
 
 
 def test_a_way_with_m_is_tuned_as_without():
     """Its rates are M's and those of the way without, and nothing else is searched for it."""
-    pairs = {way: spec for way, spec in MAP_WAYS.items() if spec.alone}
+    pairs = {way: spec for way, spec in MAP.ways.items() if spec.alone}
     assert {spec.alone for spec in pairs.values()} == {"norm", "tsa", "all"}
     for spec in pairs.values():
         assert spec.rates == ("full", spec.alone)

@@ -14,11 +14,11 @@ from neural_similarity.lab import session
 from neural_similarity.lab.train import unpack_correct
 from neural_similarity_paper.corruption import CORRUPTIONS
 from neural_similarity_paper.studies import adapt_map, adapt_training, adapt_unlabelled, rates
-from neural_similarity_paper.studies.adapt_map import MAP, MAP_WAYS, map_cell, trial_recipe
+from neural_similarity_paper.studies.adapt_map import MAP, map_cell, trial_recipe
 from neural_similarity_paper.studies.adapt_unlabelled import (
     KNOWN,
-    KNOWN_WAYS,
-    STREAM_WAYS,
+    KNOWN_CHANGES,
+    STREAM,
     run_stream,
     score_known,
     stream_positions,
@@ -112,15 +112,15 @@ GROUPS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", MAP_WAYS)
+@pytest.mark.parametrize("way", MAP.ways)
 def test_every_way_of_the_map_runs_at_both_rates(tiny_map, way):
-    chosen = (0.003,) * len(MAP_WAYS[way].rates) or (1.0,)
+    chosen = (0.003,) * len(MAP.ways[way].rates) or (1.0,)
     for name, own in ((way, chosen), (f"{way}-default", (0.0,))):
         trial = Trial(name, own, "rotation-30", 1)
         facts = adapt_map.run_map_trial(trial, tiny_map, True, 2, "backbone")
         assert facts["finite"]
-        assert len(facts["rates"]) == len(MAP_WAYS[way].rates)
-        assert bool(facts["trained"]) == bool(MAP_WAYS[way].rates)
+        assert len(facts["rates"]) == len(MAP.ways[way].rates)
+        assert bool(facts["trained"]) == bool(MAP.ways[way].rates)
 
 
 @pytest.mark.usefixtures("tiny_map")
@@ -164,7 +164,7 @@ def test_then_all_trains_m_folds_it_and_trains_the_kernels(tiny_map, monkeypatch
 
 def test_cells_of_the_map_run_from_the_images_to_the_page(tiny_map, monkeypatch):
     monkeypatch.setattr(rates, "GRID", (0.01,))
-    ways = {way: MAP_WAYS[way] for way in ("full", "norm", "full-norm", "statistics", "undone")}
+    ways = {way: MAP.ways[way] for way in ("full", "norm", "full-norm", "statistics", "undone")}
     study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(CELL,))
     study.run(tiny_map, tiny_map, lambda _: None)
     (report,) = study.read(tiny_map)
@@ -225,11 +225,11 @@ def started_networks(monkeypatch):
     return runs, begin
 
 
-@pytest.mark.parametrize("way", STREAM_WAYS)
+@pytest.mark.parametrize("way", STREAM.ways)
 def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeypatch, passes, way):
     """The first batch has the answers of the pretrained network by the way's statistics."""
     runs, begin = started_networks(monkeypatch)
-    trial = Trial(way, (0.05,) * len(STREAM_WAYS[way].rates) or (1.0,), "rotation-30/iid/8", 1)
+    trial = Trial(way, (0.05,) * len(STREAM.ways[way].rates) or (1.0,), "rotation-30/iid/8", 1)
     facts = run_stream(trial, tiny_map, False)
     found = unpack_correct(facts["correct"])
     assert facts["score_precision"] == "fp32"
@@ -251,7 +251,7 @@ def test_a_stream_adapts_what_its_way_trains_and_answers_first(tiny_map, monkeyp
 
 def test_m_from_the_geometry_turns_every_kernel_and_trains_nothing(tiny_map, monkeypatch):
     runs, _ = started_networks(monkeypatch)
-    for way in KNOWN_WAYS:
+    for way in KNOWN_CHANGES.ways:
         assert score_known(Trial(way, (1.0,), "rotation-90", 0), tiny_map)["trained"] == 0
     turned, back, plain = (memory.network for memory in runs)
     assert runs[1].run.recipe.dataset == "cifar10-rotation-90-undone"

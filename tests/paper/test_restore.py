@@ -15,9 +15,9 @@ from neural_similarity_paper.studies.rates import Trial
 from neural_similarity_paper.studies.restore import RESTORE
 from neural_similarity_paper.studies.restore_task import (
     CAMERAS,
+    PREPARATIONS,
     RATE_CAMERAS,
     TRAINED_FOR,
-    WAYS,
     Deblurring,
     observe,
     score_images,
@@ -53,10 +53,10 @@ def images(count, side=30, seed=0):
     return torch.rand(count, 1, side, side, generator=seeded_generator("tiny", seed))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", PREPARATIONS)
 def test_a_way_starts_at_the_network_and_trains_its_numbers(way, network):
     before, x = deepcopy(network), images(2)
-    WAYS[way](network)
+    PREPARATIONS[way](network)
     assert sum(p.numel() for p in network.parameters() if p.requires_grad) == NUMBERS[way]
     if way != "turned":
         torch.testing.assert_close(network(x), before(x))
@@ -64,7 +64,7 @@ def test_a_way_starts_at_the_network_and_trains_its_numbers(way, network):
 
 def test_kernels_that_m_turns_undo_a_turned_camera(network):
     x, before = images(2), deepcopy(network)
-    WAYS["turned"](network)
+    PREPARATIONS["turned"](network)
     torch.testing.assert_close(network(x.rot90(1, (2, 3))), before(x).rot90(1, (2, 3)))
     across, along = CAMERAS["turned-90"].kernel, TRAINED_FOR.kernel
     torch.testing.assert_close(across, along.rot90())

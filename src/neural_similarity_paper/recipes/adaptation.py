@@ -12,11 +12,11 @@ from neural_similarity.lab.tasks.adaptation_recipe import AdaptationRecipe
 from neural_similarity_paper.recipes.reading import setting_fields
 
 _CONTENT = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-_NETWORKS, _HEADS = (
+NETWORKS, _HEADS = (
     {name: setting_fields(settings) for name, settings in _CONTENT[part].items()}
     for part in ("networks", "heads")
 )
-RESNET, LITE = _NETWORKS["resnet20"], _NETWORKS["lite0"]
+RESNET, LITE = NETWORKS["resnet20"], NETWORKS["lite0"]
 HEADED, CHANGED = _HEADS["new"], RESNET | _HEADS["kept"]
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     way: (fields.pop("label"), fields)
@@ -44,7 +44,7 @@ def way_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _group_recipes(name: str, network: str, head: str, rates: str = "", **settings: Any) -> Recipes:
     """Descriptions and recipes of a group's ways, with their own rates or another group's."""
-    shared = _NETWORKS[network] | _HEADS[head] | settings
+    shared = NETWORKS[network] | _HEADS[head] | settings
     chosen = {way: RATES[rates][way] for way in MATTER} if rates else RATES[name]
     return {
         f"{name}-{way}": (label, AdaptationRecipe(lr=chosen[way], **way_fields(shared | fields)))

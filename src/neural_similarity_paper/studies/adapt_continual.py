@@ -20,9 +20,10 @@ from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.models import resnet20
 from neural_similarity_paper.recipes.adaptation import HEADED, RESNET, WAYS, way_fields
 from neural_similarity_paper.studies.adapt_map import FIRST_RATES
-from neural_similarity_paper.studies.adapt_study import Cell, Study, Way
+from neural_similarity_paper.studies.adapt_study import Cell, Study
 from neural_similarity_paper.studies.adapt_training import backbone_terms, run_in_memory
 from neural_similarity_paper.studies.rates import SearchPlace, Trial
+from neural_similarity_paper.studies.reading import study_fields
 
 TASKS, TASK_CLASSES = 20, 5
 ORDERS = (1, 2, 3, 4, 5)
@@ -38,15 +39,6 @@ TASK_CELL = Cell(
     "tasks",
     "rates",
 )
-TASK_WAYS = {
-    way: Way(
-        WAYS[way][0] + ("" if way == "ssf" else ", running statistics"),
-        ("head",) if way == "head" else ("head", *way.split("-")),
-        "norm" if way == "full-norm" else "",
-    )
-    for way in ("full", "head", "norm", "full-norm", "residual", "piggyback", "ssf")
-}
-"""The ways of a task; all have statistics of their own but SSF, which the batch's undo."""
 
 
 def task_recipe(trial: Trial) -> AdaptationRecipe:
@@ -99,23 +91,11 @@ def task_bytes(way: str, trained: int, moving: bool) -> str:
     return f"{4 * numbers:,.0f}"
 
 
-TASK_NOTE = (
-    "A draw is an order of the hundred classes, cut into twenty tasks of five; an image's task is "
-    "known. A task adds what its way trains and a classifier of 325 numbers, four bytes each, its "
-    "running statistics where it has its own, and one bit for each masked weight. 60 steps of 32 "
-    "images; accuracy over all 10,000 test images. Rates were chosen for each way on two tasks of "
-    "another order, on training images held out"
-)
 CONTINUAL = Study(
-    name="adapt-continual",
-    title="Twenty tasks of CIFAR-100 on a frozen ResNet-20 of CIFAR-10",
-    note=f"{TASK_NOTE}: the classifier's with the linear probe, then each part's beside it.",
-    ways=TASK_WAYS,
-    stages=(tuple(TASK_WAYS),),
+    **study_fields("adapt-continual"),
     cells=(TASK_CELL,),
     run_trial=run_task,
     terms=backbone_terms,
-    folder="adapt-continual/groups",
     size=("bytes a task", lambda way, trained: task_bytes(way, trained, way != "ssf")),
     positions=task_positions,
 )

@@ -15,7 +15,7 @@ from typing import Any
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity_paper.corruption import GEOMETRY, UNDONE
 from neural_similarity_paper.recipes.adaptation import CHANGED, WAYS, way_fields
-from neural_similarity_paper.studies.adapt_study import CURVED, Cell, Column, Study, Way
+from neural_similarity_paper.studies.adapt_study import CURVED, Cell, Study
 from neural_similarity_paper.studies.adapt_training import (
     backbone_terms,
     fit_groups,
@@ -25,23 +25,11 @@ from neural_similarity_paper.studies.adapt_training import (
     start_run,
 )
 from neural_similarity_paper.studies.rates import SearchPlace, Trial
+from neural_similarity_paper.studies.reading import CONTENT, study_fields
 from neural_similarity_paper.studies.sheets import Sheet
 
-CHANGES = {
-    "noise-25": "noise",
-    "rotation-30": "turned by 30°",
-    "half-resolution": "half resolution",
-    "blur-1": "blur",
-    "lens-0.8": "barrel lens",
-    "rotation-45": "turned by 45°",
-    "rotation-15": "turned by 15°",
-    "rotation-90": "turned by 90°",
-    "zoom-0.75": "zoom 0.75",
-    "zoom-1.33": "zoom 1.33",
-    "shear-0.4": "shear",
-    "contrast-0.2": "contrast",
-}
-"""Changes of the map with their labels; the first six were those of a pilot."""
+CHANGES: dict[str, str] = CONTENT["adapt-map"]["changes"]
+"""Changes of the map with their labels."""
 LABELS = (10, 5, 50)
 """Labelled images of each class."""
 DRAWS = (1, 2, 3, 4, 5)
@@ -52,29 +40,7 @@ FIRST_RATES = (3e-3, 0.01, 0.03)
 PLACE = SearchPlace(RATE_CHANGES, (11, 12, 13), FIRST_RATES)
 LONGER = {50: 2}
 """Factor on the steps for some numbers of labels."""
-UNDRAWN = ("nothing", "undone")
-"""Ways whose answers do not depend on the draw."""
-MAP_WAYS = {
-    way: Way(WAYS[way][0], (way,) if rates is None else rates, alone, way not in UNDRAWN)
-    for way, rates, alone in (
-        ("full", None, ""),
-        ("norm", None, ""),
-        ("full-norm", ("full", "norm"), "norm"),
-        ("tsa", None, ""),
-        ("full-tsa", ("full", "tsa"), "tsa"),
-        ("all", None, ""),
-        ("full-all", ("full", "all"), "all"),
-        ("full-then-all", ("full", "all"), "all"),
-        ("statistics", (), ""),
-        ("nothing", (), ""),
-        ("undone", (), ""),
-        *((way, None, "") for way in ("atoms-9", "atoms", "residual-vector", "lora", "lora-c")),
-        *((way, None, "") for way in ("oft", "conv-adapter", "ssf", "film", "bias", "head")),
-    )
-}
-PAIRS = tuple(MAP_WAYS)[:11]
-"""The ways that run first: M, what people train, and both."""
-KEEPING = (*UNDRAWN, "ssf")
+KEEPING = ("nothing", "undone", "ssf")
 """Ways that keep the backbone's statistics in every cell: those of the batch undo SSF."""
 
 
@@ -137,25 +103,10 @@ def map_cell(change: str, labels: int, draws: tuple[int, ...] = DRAWS) -> Cell:
 
 
 MAP_CELLS = tuple(map_cell(change, labels) for labels in LABELS for change in CHANGES)
-TRAINED_WAYS = tuple(way for way, spec in MAP_WAYS.items() if spec.rates)
 MAP = Study(
-    name="adapt-map",
-    title="What M adds: a map of adaptation (ResNet-20 of CIFAR-10)",
-    note=(
-        "A fixed half of the 10,000 test images, seen by no backbone, gives labels and held-out "
-        "images; accuracies are on the other half. Rates were chosen for each way and number of "
-        f"labels under {', '.join(RATE_CHANGES)}, on images held out, or are by curvature on a "
-        "run's labelled images; none saw a scored image. M with a way takes M's rate and that "
-        "way's. A cell's networks normalise by running statistics of the new images or by the "
-        "backbone's: by those with which the untrained network classifies more of the labelled "
-        "images of all draws; SSF keeps the backbone's."
-    ),
-    ways=MAP_WAYS,
-    stages=(PAIRS, tuple(way for way in MAP_WAYS if way not in PAIRS)),
+    **study_fields("adapt-map"),
     cells=MAP_CELLS,
     run_trial=run_map_trial,
     begin=choose_statistics,
     terms=backbone_terms,
-    columns=(Column("chosen"), Column("by curvature", TRAINED_WAYS)),
-    folder="adapt-map/unseen",
 )

@@ -41,6 +41,8 @@ class Way(NamedTuple):
     """The same way without M, over which M's gain is shown."""
     every_draw: bool = True
     """Whether its answers depend on the draw."""
+    fixed: tuple[str, float] | None = None
+    """The way and the rate that run under this name, where nothing is chosen."""
 
 
 class Cell(NamedTuple):
@@ -210,11 +212,11 @@ class Study:
         self, cell: Cell, way: str, column: Column, rates: Mapping[str, float], draw: int
     ) -> list[Trial]:
         spec = self.ways[way]
-        name, chosen = way, tuple(rates[part] for part in spec.rates) or (1.0,)
+        name, *chosen = spec.fixed or (way, *(rates[part] for part in spec.rates))
         if way in column.curved:
-            name, chosen = way + CURVED, (0.0,)
+            name, chosen = way + CURVED, [0.0]
         draw = draw if spec.every_draw else cell.draws[0]
-        return [Trial(name, chosen, change, draw) for change in cell.changes]
+        return [Trial(name, tuple(chosen) or (1.0,), change, draw) for change in cell.changes]
 
     def read(self, results: Path) -> list[CellReport]:
         """The cells that can be shown.

@@ -18,13 +18,12 @@ from torch.distributions import Categorical
 from neural_similarity.lab.data import Images, load_dataset
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.nn import Affine, Static
-from neural_similarity_paper.recipes.adaptation import WAYS
 from neural_similarity_paper.studies.adapt_map import (
     CHANGES,
     RATE_CHANGES,
     trial_recipe,
 )
-from neural_similarity_paper.studies.adapt_study import Cell, Study, Way
+from neural_similarity_paper.studies.adapt_study import Cell, Study
 from neural_similarity_paper.studies.adapt_training import (
     MemoryRun,
     backbone_terms,
@@ -36,6 +35,7 @@ from neural_similarity_paper.studies.adapt_training import (
     start_run,
 )
 from neural_similarity_paper.studies.rates import SearchPlace, Trial
+from neural_similarity_paper.studies.reading import study_fields
 from neural_similarity_paper.studies.sheets import cpu_runtime
 
 STREAM_ORDERS = {"iid": "i.i.d.", "by-class": "by class"}
@@ -98,26 +98,6 @@ def _stream_logits(memory: MemoryRun, pixels: Tensor, running: bool) -> Tensor:
         return network(images)
 
 
-STREAM_NOTE = (
-    f"ResNet-20 of CIFAR-10 on streams of {STREAM_IMAGES:,} test images; a batch is answered "
-    "before it adapts the network. Rates of Adam's were chosen for each way and size of batches, "
-    f"by labels, on streams of 2,000 {{}} images under {', '.join(RATE_CHANGES)}."
-)
-_ENTROPY = {
-    "full": "static full M by entropy",
-    "norm": "batch normalisation by entropy (TENT)",
-    "full-norm": "M and batch normalisation by entropy",
-    "statistics": "statistics of the batch alone",
-}
-STREAM_WAYS = {
-    f"{way}{kind}": Way(
-        f"{_ENTROPY[way]}{', running statistics' if kind else ''}",
-        tuple(f"{part}{kind}" for part in way.split("-") if part != "statistics"),
-        f"norm{kind}" if way == "full-norm" else "",
-    )
-    for kind in ("", RUNNING)
-    for way in _ENTROPY
-}
 STREAM_CELLS = tuple(
     stream_cell(change, order, batch)
     for change in CHANGES
@@ -125,16 +105,10 @@ STREAM_CELLS = tuple(
     for order in STREAM_ORDERS
 )
 STREAM = Study(
-    name="adapt-stream",
-    title="Adaptation without labels",
-    note=STREAM_NOTE.format("held-out")
-    + " A fixed half of the test images gives those, and the other half the streams.",
-    ways=STREAM_WAYS,
-    stages=(tuple(STREAM_WAYS),),
+    **study_fields("adapt-stream"),
     cells=STREAM_CELLS,
     run_trial=run_stream,
     terms=backbone_terms,
-    folder="adapt-stream/groups",
 )
 
 KNOWN: Mapping[str, tuple[Affine, float]] = {
@@ -142,10 +116,6 @@ KNOWN: Mapping[str, tuple[Affine, float]] = {
     **{f"zoom-{each}": (Affine("scale", tied=True), 1 / each - 1) for each in (0.75, 1.33)},
 }
 """The structure that moves kernels as a change moves images, and its number."""
-KNOWN_WAYS = {
-    "full": Way("M from the geometry"),
-    **{way: Way(WAYS[way][0]) for way in ("undone", "nothing")},
-}
 
 
 def score_known(trial: Trial, data: Path, held_out: bool = False) -> dict[str, Any]:
@@ -162,14 +132,7 @@ def score_known(trial: Trial, data: Path, held_out: bool = False) -> dict[str, A
 
 
 KNOWN_CHANGES = Study(
-    name="adapt-known",
-    title="M from a known change",
-    note=(
-        "ResNet-20 on CIFAR-10's 10,000 test images, changed. Nothing is trained: every kernel is "
-        "moved as the images are, by `ns.Affine` with the change's own number."
-    ),
-    ways=KNOWN_WAYS,
-    stages=(tuple(KNOWN_WAYS),),
+    **study_fields("adapt-known"),
     cells=tuple(Cell(change, CHANGES[change], (change,), (0,)) for change in KNOWN),
     run_trial=score_known,
 )

@@ -18,6 +18,7 @@ from neural_similarity_paper.statistics import (
     holm,
     mean_and_deviation,
 )
+from neural_similarity_paper.studies.reading import CONTENT
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.records import read_records
 from neural_similarity_paper.tables.report import records_by_seed
@@ -42,30 +43,20 @@ class ArmKey(NamedTuple):
 
 Pair = tuple[ArmKey, ArmKey]
 DATA = "cifar10", "cifar100"
-PRIMARY: Pair = ArmKey("static-full", 32), ArmKey("cnn", 32)
-SECONDARY = tuple(
-    (ArmKey(ours, 16), ArmKey(theirs, epochs))
-    for ours, theirs, epochs in (
-        *((name, "cnn", 16) for name in ("static-diagonal", "pooled", "dynamic-diagonal")),
-        *(("light-diagonal", "cnn", 16), ("pooled", "cnn", 32), ("light-diagonal", "cnn", 32)),
-        *(("dynamic-diagonal", theirs, 16) for theirs in ("cnn-parameters", "cnn-wide")),
-        ("dynamic-diagonal", "cnn", 57),
-    )
-)
-DESCRIBED = (
-    *((ArmKey("static-full", epochs), ArmKey("cnn", epochs)) for epochs in (8, 16, 57)),
-    *(
-        (ArmKey(name, 32, "cifar100"), ArmKey("cnn", 32, "cifar100"))
-        for name in ("static-full", "dynamic-diagonal")
-    ),
-)
-NOTE = (
-    "Test error in %, ± its standard deviation over seeds; differences in points with 95 % "
-    "intervals over seeds, drawn for each arm, and test images. The design was written before the "
-    "first run ([the design](end.md)). Peak learning rate and decay of each arm were "
-    "chosen on held-out training images."
-)
 
+
+def _read_pair(pair: Sequence[str]) -> Pair:
+    """Two arms, each a name, epochs, and other data than CIFAR-10."""
+    ours, theirs = (
+        ArmKey(name, int(epochs), *data) for name, epochs, *data in map(str.split, pair)
+    )
+    return ours, theirs
+
+
+PRIMARY = _read_pair(CONTENT["end"]["primary"])
+SECONDARY, DESCRIBED = (
+    tuple(map(_read_pair, CONTENT["end"][kind])) for kind in ("secondary", "described")
+)
 Errors = Mapping[ArmKey, Tensor]
 """Errors, 0 or 100, of (seeds, images), in the order of the seeds."""
 
@@ -206,7 +197,7 @@ def end_to_markdown(results: Path) -> str:
     """Arms and lengths with their seeds, and what the comparisons say."""
     errors = read_errors(results)
     primary = judge_primary(errors)
-    parts = ["# Trained to the end", NOTE, _arms_table(errors), "## Comparisons"]
+    parts = ["# Trained to the end", CONTENT["end"]["note"], _arms_table(errors), "## Comparisons"]
     parts.append(_judged_table([primary, *judge_secondary(errors), *judge_described(errors)]))
     if factors := [
         f"{epochs} epochs: {factor.mean:.2f} [{factor.low:.2f}, {factor.high:.2f}]"

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from neural_similarity.lab.data import Dataset, load_dataset
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
-from neural_similarity_paper.recipes.adaptation import HEADED, LITE, RATES, RESNET
+from neural_similarity_paper.recipes.adaptation import HEADED, NETWORKS, RATES
+from neural_similarity_paper.recipes.reading import setting_fields
 from neural_similarity_paper.studies.adapt_training import (
     run_facts,
     score_in_memory,
@@ -19,6 +20,7 @@ from neural_similarity_paper.studies.adapt_training import (
     take_steps,
 )
 from neural_similarity_paper.studies.rates import Trial
+from neural_similarity_paper.studies.reading import CONTENT
 from neural_similarity_paper.studies.sheets import (
     ReportLine,
     filling_alone,
@@ -29,12 +31,12 @@ from neural_similarity_paper.tables.markdown import markdown_rows
 
 NEW_HEADS = "new-heads"
 """Folder of the records below that of all results."""
-SEEDS, LATER_SEEDS = (21, 22, 23), (31, 32, 33)
+SEEDS = (21, 22, 23)
 FIVE_RATES, MARGIN = (0.003, 0.01, 0.03, 0.1, 0.3), 0.02
+_CONTENT = CONTENT["new-heads"]
 GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
-    "signs": ("sign-digits", RESNET | {"image_size": 32}),
-    "signs-lite0": ("sign-digits", LITE),
-    "flowers": ("flowers12", LITE),
+    name: (folder, NETWORKS[network] | settings)
+    for name, (folder, network, settings) in _CONTENT["groups"].items()
 }
 """Folders of the images, and networks."""
 
@@ -58,20 +60,7 @@ class HeadCell(NamedTuple):
         return (*pair, *(("rate", rate) for rate in FIVE_RATES)) if self.tuned else pair
 
 
-CELLS = {
-    "A": HeadCell("signs", 5, "M+head", "eval", False, tuned=True),
-    "B": HeadCell("signs", 5, "all", "train", True, tuned=True),
-    "C": HeadCell("signs", 20, "M+head", "eval", False, tuned=True),
-    "D": HeadCell("signs", 20, "M+head", "train", False),
-    "E": HeadCell("signs", 20, "norm+head", "eval", True, tuned=True),
-    "F": HeadCell("signs", 160, "M+head", "eval", False),
-    "G": HeadCell("signs", 160, "M+all", "train", False),
-    "H": HeadCell("signs-lite0", 5, "M+head", "eval", False, seeds=LATER_SEEDS),
-    "I": HeadCell("signs-lite0", 20, "M+norm+head", "eval", False, seeds=LATER_SEEDS),
-    "J": HeadCell("signs-lite0", 160, "all", "train", False),
-    "K": HeadCell("flowers", 5, "M+head", "eval", True, tuned=True, seeds=LATER_SEEDS),
-    "L": HeadCell("flowers", 20, "M+head", "train", True, seeds=LATER_SEEDS),
-}
+CELLS = {name: HeadCell(**setting_fields(fields)) for name, fields in _CONTENT["cells"].items()}
 RUNS = sorted(
     (
         Trial(way, (rate,), name, seed)

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.lab.train.checkpoint import state_digest
-from neural_similarity_paper.studies.adapt_study import Cell, Measure, Study, Way
+from neural_similarity_paper.studies.adapt_study import Cell, Measure, Study
 from neural_similarity_paper.studies.adapt_training import trained_numbers
 from neural_similarity_paper.studies.rates import SearchPlace, Trial
+from neural_similarity_paper.studies.reading import study_fields
 from neural_similarity_paper.studies.restore_task import (
     BATCH,
     CAMERAS,
+    PREPARATIONS,
     RATE_CAMERAS,
     STEPS,
-    WAYS,
     Deblurring,
     Pairs,
     load_sharp,
@@ -37,7 +38,8 @@ FOR_RATES = 100
 """Of the images that adaptations draw from, the last ones are for the choice of rates."""
 SCORED_AT_ONCE = 10
 """Images that stay in the processor's cache: the same numbers in less than half of the time."""
-INPUT, UNTRAINED = "input", ("nothing", "turned")
+INPUT = "input"
+"""The way that is the camera's image."""
 GROUPS = (
     *(("mini-imagenet", 24, 4), ("mini-imagenet", 64, 4), ("mini-imagenet", 24, 1)),
     *(("mini-imagenet", 24, 16), ("cifar10", 24, 4), ("cifar10", 24, 1), ("cifar10", 24, 16)),
@@ -82,7 +84,7 @@ def restore_images(trial: Trial, data: Path, held_out: bool) -> tuple[Tensor, Pa
         return scored.observed, scored, 0
     network = deepcopy(backbone)
     torch.manual_seed(trial.draw)
-    WAYS[trial.way](network)
+    PREPARATIONS[trial.way](network)
     if trained := trained_numbers(network):
         images = sharp["draws"]
         images = images[-FOR_RATES:] if held_out else images[:-FOR_RATES]
@@ -111,30 +113,10 @@ def restore_cell(dataset: str, width: int, pairs: int, camera: str) -> Cell:
     )
 
 
-RESTORE_WAYS = {
-    way: Way(
-        preparation.label,
-        () if way in UNTRAINED else (way,),
-        "all" if way == "m-all" else "",
-        way not in UNTRAINED,
-    )
-    for way, preparation in WAYS.items()
-} | {INPUT: Way("the camera's image", every_draw=False)}
 RESTORE = Study(
-    name="adapt-restore",
-    title="Deblurring: other cameras",
-    note=(
-        "Peak signal-to-noise ratio in dB of 100 test images. A network of six 3×3 convolutions "
-        "that undoes one motion blur adapts to another camera with pairs of its images and sharp "
-        f"ones: {STEPS} steps of Adam on {BATCH} crops, in float32. The rate of every way is "
-        "chosen for each network and number of pairs on other cameras and other images. A cell "
-        "where no way that trains beats the camera's own image ranks nothing."
-    ),
-    ways=RESTORE_WAYS,
-    stages=(tuple(RESTORE_WAYS),),
+    **study_fields("adapt-restore"),
     cells=tuple(restore_cell(*group, camera) for group in GROUPS for camera in CAMERAS),
     run_trial=run_trial,
     terms=restore_terms,
     measure=Measure("ratio, dB", "dB", 1.0, "images", {"psnr": float | int, "trained": int}),
-    floor=INPUT,
 )

@@ -20,10 +20,13 @@ from neural_similarity.lab.data import load_dataset
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.lab.data.splits import load_split
 from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
-from neural_similarity.nn import Affine, Full, Similarity, Static
+from neural_similarity.nn import Similarity
+from neural_similarity_paper.recipes.reading import setting_fields
 from neural_similarity_paper.studies.adapt_training import fix_trained
+from neural_similarity_paper.studies.reading import CONTENT
 
-NOISE = 2 / 255
+NOISE = 2
+"""Grey levels of the usual noise."""
 MARGIN = 6
 """Pixels cut off at each border, where the blurs mix in what was mirrored there."""
 CROP, BATCH, STEPS = 40, 4, 100
@@ -38,8 +41,8 @@ class Camera(NamedTuple):
 
     label: str
     kernel: Tensor
-    noise: float = NOISE
-    pitch: float = 1.0
+    noise: float
+    pitch: float
     """Side of a pixel; 1 in training."""
 
 
@@ -68,23 +71,22 @@ def disk_blur(radius: float) -> Tensor:
     return inside / inside.sum()
 
 
-TRAINED_FOR = Camera("motion of 7 pixels, as trained for", motion_blur(7))
-CAMERAS = {
-    "turned-35": Camera("motion turned by 35°", motion_blur(7, 35)),
-    "turned-90": Camera("motion turned by 90°", motion_blur(7, 90)),
-    "gaussian-1.5": Camera("Gaussian of 1.5 pixels", gaussian_blur(1.5)),
-    "noise-8": Camera("noise of 8/255 instead of 2/255", motion_blur(7), noise=8 / 255),
-    "pitch-1.5": Camera("pixels of 1.5 times the side", motion_blur(7 / 1.5), pitch=1.5),
-    "motion-11": Camera("motion of 11 pixels", motion_blur(11)),
-    "disk-2.5": Camera("out of focus, radius 2.5", disk_blur(2.5)),
-}
-"""Cameras of the study, most telling ones first."""
-RATE_CAMERAS = {
-    "turned-60": Camera("motion turned by 60°", motion_blur(7, 60)),
-    "gaussian-1": Camera("Gaussian of 1 pixel", gaussian_blur(1.0)),
-    "noise-5": Camera("noise of 5/255", motion_blur(7), noise=5 / 255),
-}
-"""Cameras on which rates are chosen; none is of the study."""
+BLURS = {"motion": motion_blur, "gaussian": gaussian_blur, "disk": disk_blur}
+
+
+def read_cameras(entry: str) -> dict[str, Camera]:
+    """The cameras of an entry of `studies.toml`, whose blurs are in pixels of the scene."""
+    cameras = {}
+    for name, fields in CONTENT["adapt-restore"][entry].items():
+        pitch, noise = fields.get("pitch", 1.0), fields.get("noise", NOISE) / 255
+        ((size, *rest), blur) = next((fields[k], f) for k, f in BLURS.items() if k in fields)
+        cameras[name] = Camera(fields["label"], blur(size / pitch, *rest), noise, pitch)
+    return cameras
+
+
+(TRAINED_FOR,) = read_cameras("trained_for").values()
+CAMERAS, RATE_CAMERAS = read_cameras("cameras"), read_cameras("rate_cameras")
+"""Cameras of the study, and those on which rates are chosen."""
 
 
 class Deblurring(nn.Module):
@@ -199,7 +201,6 @@ def trained_network(width: int, sharp: Mapping[str, Tensor], path: Path) -> Debl
 class Preparation(NamedTuple):
     """What a way adds to the network, and what trains."""
 
-    label: str
     train: tuple[str, ...] = ()
     """Names of parameters, beside those of similarities and of the baseline."""
     similarity: Similarity | None = None
@@ -222,23 +223,8 @@ class Preparation(NamedTuple):
             fix_trained(network, self.right_angles)
 
 
-M = Static(Full())
-WAYS = {
-    "m": Preparation("static full M", similarity=M),
-    "m-shared": Preparation("one M for all layers", similarity=M, shared=True),
-    "m-bias": Preparation("M and biases", ("*.bias",), M),
-    "m-all": Preparation("M and all weights", ("*",), M),
-    "all": Preparation("all weights", ("*",)),
-    "adafm": Preparation("AdaFM", baseline="adafm"),
-    "lora": Preparation("LoRA, rank 1", baseline="lora"),
-    "residual": Preparation("TSA", baseline="residual"),
-    "ssf": Preparation("scale and shift", baseline="ssf"),
-    "last": Preparation("last layer", ("layers.5.*",)),
-    "nothing": Preparation("as it is"),
-    "turned": Preparation(
-        "M from the known angle, untrained",
-        similarity=Static(Affine("angle", tied=True)),
-        right_angles=1,
-    ),
+PREPARATIONS = {
+    way: Preparation(**setting_fields(fields["network"]))
+    for way, fields in CONTENT["adapt-restore"]["ways"].items()
+    if "network" in fields
 }
-"""M comes first."""

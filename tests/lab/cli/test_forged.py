@@ -16,7 +16,7 @@ from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import report
 from neural_similarity.lab.train import pack_correct
 from neural_similarity_paper.cli import studies
-from neural_similarity_paper.studies.adapt_map import MAP, MAP_WAYS, map_cell
+from neural_similarity_paper.studies.adapt_map import MAP, map_cell
 from neural_similarity_paper.studies.rates import SearchPlace
 
 
@@ -107,7 +107,7 @@ def make_map(folder):
 @pytest.fixture
 def small_map(monkeypatch):
     """The map of one cell, of three draws and three ways."""
-    ways = {way: MAP_WAYS[way] for way in ("full", "norm", "full-norm")}
+    ways = {way: MAP.ways[way] for way in ("full", "norm", "full-norm")}
     place = SearchPlace(("rotation-20",), (11,), (0.01,))
     cell = map_cell("rotation-30", 2, (1, 2, 3))._replace(place=place)
     study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(cell,))
