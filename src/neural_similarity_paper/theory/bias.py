@@ -7,7 +7,7 @@ nothing to gain. In sensing and completion it does not.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any, get_args
 
 import torch
@@ -52,53 +52,13 @@ FACTOR_STARTS = (PLAIN_START, product_starts(2), product_starts(3))
 STARTS = tuple(start for starts in FACTOR_STARTS for start in starts)
 
 
-@dataclass(frozen=True)
-class StartOutcome:
-    """The result of descent from a start; lists over seeds, curves are means at `Bias.steps`."""
-
-    start: Start
-    loss: float
-    """The largest final loss of all seeds."""
-    nuclear_norm: Sequence[float]
-    nuclear_norm_to_plain: dict[str, float]
-    """Difference from the plain W that starts at the same length, else at 0.01: 95 % interval."""
-    effective_rank: Sequence[float]
-    error: Sequence[float]
-    """Distance to the truth, which has length 1: for Gaussian test measurements the root of the
-    mean squared error over that of predicting 0."""
-    error_to_plain: dict[str, float]
-    moved: Sequence[float]
-    """Distance of M from its start, over the length of the start; mean over all M."""
-    curves: dict[str, Sequence[float]]
-
-
-@dataclass(frozen=True)
-class ProblemOutcomes:
-    """A problem and its outcomes; lists over seeds."""
-
-    truth_nuclear_norm: Sequence[float]
-    truth_effective_rank: Sequence[float]
-    least_norm_nuclear_norm: Sequence[float]
-    """Nuclear norm of the solution of least Frobenius norm."""
-    outcomes: Sequence[StartOutcome]
-
-
-@dataclass(frozen=True)
-class Bias:
-    """The outcomes of every start in every problem."""
-
-    rate: float
-    steps: Sequence[int]
-    problems: dict[ProblemKind, ProblemOutcomes]
-
-
-def compute(seeds: int = 5) -> Bias:
-    """Descend from every start in every problem, all seeds at once."""
+def compute(seeds: int = 5) -> dict[str, Any]:
+    """Descend from every start in every problem, all seeds at once; lists are over seeds."""
     problems = {kind: _problem_outcomes(kind, seeds) for kind in get_args(ProblemKind)}
-    return Bias(RATE, SNAPSHOTS, problems)
+    return {"rate": RATE, "steps": SNAPSHOTS, "problems": problems}
 
 
-def _problem_outcomes(kind: ProblemKind, seeds: int) -> ProblemOutcomes:
+def _problem_outcomes(kind: ProblemKind, seeds: int) -> dict[str, Any]:
     random = seed_generators(seeds)
     data = make_problem(kind, random)
     begun = [initial_factors(starts, random) for starts in FACTOR_STARTS]
@@ -114,12 +74,13 @@ def _problem_outcomes(kind: ProblemKind, seeds: int) -> ProblemOutcomes:
         "effective_rank": effective_rank(kernels),
         "error": (kernels - data.truth[:, None]).norm(dim=(-2, -1)),
     }
-    return ProblemOutcomes(
-        nuclear_norm(data.truth).tolist(),
-        effective_rank(data.truth).tolist(),
-        nuclear_norm(data.least_norm()).tolist(),
-        [_start_outcome(index, curves, moved[:, index]) for index in range(len(STARTS))],
-    )
+    return {
+        "truth_nuclear_norm": nuclear_norm(data.truth).tolist(),
+        "truth_effective_rank": effective_rank(data.truth).tolist(),
+        # Of the solution of least Frobenius norm.
+        "least_norm_nuclear_norm": nuclear_norm(data.least_norm()).tolist(),
+        "outcomes": [_start_outcome(at, curves, moved[:, at]) for at in range(len(STARTS))],
+    }
 
 
 def _distance_moved(begun: Sequence[Tensor], ended: Sequence[Tensor]) -> Tensor:
@@ -131,73 +92,74 @@ def _distance_moved(begun: Sequence[Tensor], ended: Sequence[Tensor]) -> Tensor:
     return torch.stack(distances).mean(0) if distances else torch.zeros(begun[0].shape[:2])
 
 
-def _start_outcome(index: int, curves: dict[str, Tensor], moved: Tensor) -> StartOutcome:
+def _start_outcome(index: int, curves: dict[str, Tensor], moved: Tensor) -> dict[str, Any]:
+    """The result of descent from a start."""
     start = STARTS[index]
     # The plain starts come first; a product is compared with that of its length, or the smaller.
     lengths = [plain.weight for plain in PLAIN_START]
     plain = lengths.index(start.weight) if start.weight in lengths else -1
     last = {name: values[-1, :, index].tolist() for name, values in curves.items()}
-    change = {
-        name: seed_summary(values[-1, :, index] - values[-1, :, : len(lengths)][:, plain])
-        for name, values in curves.items()
-    }
-    return StartOutcome(
-        start,
-        loss=max(last["loss"]),
-        nuclear_norm=last["nuclear_norm"],
-        nuclear_norm_to_plain=change["nuclear_norm"],
-        effective_rank=last["effective_rank"],
-        error=last["error"],
-        error_to_plain=change["error"],
-        moved=moved.tolist(),
-        curves={
+
+    def to_plain(name: str) -> dict[str, float]:
+        """The difference from that plain start: mean and 95 % interval."""
+        ends = curves[name][-1]
+        return seed_summary(ends[:, index] - ends[:, : len(lengths)][:, plain])
+
+    return {
+        "start": asdict(start),
+        "loss": max(last["loss"]),  # The largest final loss of all seeds.
+        "nuclear_norm": last["nuclear_norm"],
+        "nuclear_norm_to_plain": to_plain("nuclear_norm"),
+        "effective_rank": last["effective_rank"],
+        # Distance to the truth, which has length 1: for Gaussian test measurements the root of the
+        # mean squared error over that of predicting 0.
+        "error": last["error"],
+        "error_to_plain": to_plain("error"),
+        # Distance of M from its start, over the length of the start; mean over all M.
+        "moved": moved.tolist(),
+        # Means over seeds at `steps`.
+        "curves": {
             name: [float(f"{value:.4g}") for value in values[:, :, index].mean(1)]
             for name, values in curves.items()
         },
-    )
+    }
 
 
-def draw_result(bias: Bias, figure: Any) -> None:
+def draw_result(bias: dict[str, Any], figure: Any) -> None:
     """Draw nuclear norm and error by start, and effective rank against steps; a row per problem."""
     figure.set_size_inches(11, 9)
     grid = figure.subplots(3, 3)
-    for axes, (kind, panel) in zip(grid, bias.problems.items(), strict=True):
-        _draw_ends(axes[0], panel.outcomes, "nuclear_norm")
-        truth = sum(panel.truth_nuclear_norm) / len(panel.truth_nuclear_norm)
-        axes[0].axvline(truth, c="k", ls=":")
+    for axes, (kind, panel) in zip(grid, bias["problems"].items(), strict=True):
+        outcomes, truth = panel["outcomes"], panel["truth_nuclear_norm"]
+        _draw_ends(axes[0], outcomes, "nuclear_norm")
+        axes[0].axvline(sum(truth) / len(truth), c="k", ls=":")
         axes[0].set_title(f"{kind}: nuclear norm (dotted: truth)", fontsize=9)
-        _draw_ends(axes[1], panel.outcomes, "error")
+        _draw_ends(axes[1], outcomes, "error")
         axes[1].set_title("distance to the truth", fontsize=9)
         axes[1].set_yticklabels([])
         curves = [
             Curve(
-                [*zip(bias.steps, each.curves["effective_rank"], strict=True)][1:],
-                _start_label(each.start) if axes[2] is grid[0, 2] else "",
+                [*zip(bias["steps"], each["curves"]["effective_rank"], strict=True)][1:],
+                _start_label(each) if axes[2] is grid[0, 2] else "",
             )
-            for each in panel.outcomes
-            if each.start.depth < 3 and each.start.weight < 1
+            for each in outcomes
+            if each["start"]["depth"] < 3 and each["start"]["weight"] < 1
         ]
         draw_curves(axes[2], curves, xscale="log")
         axes[2].set_title("effective rank against steps", fontsize=9)
 
 
-def _draw_ends(axes: Any, outcomes: Sequence[StartOutcome], name: str) -> None:
+def _draw_ends(axes: Any, outcomes: Sequence[dict[str, Any]], name: str) -> None:
     colours = {1: "tab:gray", 2: "tab:blue", 3: "tab:orange"}
     for y, outcome in enumerate(outcomes):
-        values = torch.tensor(getattr(outcome, name))
-        interval = seed_summary(values)
-        half = [
-            [interval["mean"] - interval["low"]],
-            [interval["high"] - interval["mean"]],
-        ]
-        colour = colours[outcome.start.depth]
-        axes.errorbar(interval["mean"], y, xerr=half, fmt="o", ms=3, c=colour, capsize=2)
-    axes.set_yticks(
-        range(len(outcomes)), [_start_label(each.start) for each in outcomes], fontsize=6
-    )
+        mean, low, high = seed_summary(torch.tensor(outcome[name])).values()
+        colour = colours[outcome["start"]["depth"]]
+        half = [[mean - low], [high - mean]]
+        axes.errorbar(mean, y, xerr=half, fmt="o", ms=3, c=colour, capsize=2)
+    axes.set_yticks(range(len(outcomes)), map(_start_label, outcomes), fontsize=6)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
 
 
-def _start_label(start: Start) -> str:
-    return f"{start.depth}: {start.label}"
+def _start_label(outcome: dict[str, Any]) -> str:
+    return f"{outcome['start']['depth']}: {outcome['start']['label']}"

@@ -6,8 +6,6 @@ W M X$: a residual layer, and a step of $\dot x = g(x)$ with $g$ the convolution
 share has K² entries for C² K equations: with more than K pairs of channels none solves them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -23,23 +21,6 @@ from neural_similarity_paper.theory.measures import seed_generators
 
 CHANNELS, TAPS, CENTRE, LENGTH = 4, 9, 4, 5
 DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-@dataclass(frozen=True)
-class Euler:
-    """Relative errors are in the Frobenius norm; lists over seeds, unless said otherwise."""
-
-    layers: Sequence[int]
-    step_errors: Sequence[float]
-    """Largest difference between a layer of the library and x + Δt g(x), in float64."""
-    flow_errors: Sequence[Sequence[float]]
-    """Relative error of a network of `layers` layers with Δt = 1/layers, against x at t = 1."""
-    order: Sequence[float]
-    """Minus the slope of log error against log layers for the last four; Euler's method has 1."""
-    full_misfit: Sequence[float]
-    """Relative distance of W W̃ from the centre tap, for the best full W̃."""
-    shared_misfit: Sequence[float]
-    """Relative distance for the best K×K W̃ that all channels share."""
 
 
 def residual_layer(weight: Tensor, m: Tensor, step: float) -> ns.Conv2d:
@@ -71,19 +52,26 @@ def selecting_matrix(weight: Tensor) -> Tensor:
     return torch.linalg.pinv(weight.flatten(1)) @ centre_tap(len(weight))
 
 
-def compute(seeds: int = 5) -> Euler:
-    """Compare layers of the library with Euler's method, and this with the exact solution."""
+def compute(seeds: int = 5) -> dict[str, Any]:
+    """Compare layers of the library with Euler's method, and this with the exact solution.
+
+    Errors and misfits are relative, in the Frobenius norm; lists are over seeds.
+    """
     results = [_one_seed(generator) for generator in seed_generators(seeds)]
     steps, flows, full, shared = zip(*results, strict=True)
     slopes = np.polyfit(np.log(DEPTHS[-4:]), np.log(np.transpose(flows)[-4:]), 1)[0]
-    return Euler(
-        layers=DEPTHS,
-        step_errors=steps,
-        flow_errors=np.transpose(flows).tolist(),
-        order=(-slopes).tolist(),
-        full_misfit=full,
-        shared_misfit=shared,
-    )
+    return {
+        "layers": DEPTHS,
+        # Largest difference between a layer of the library and x + Δt g(x), in float64.
+        "step_errors": steps,
+        # Of networks of so many layers, Δt = 1/layers, against x at t = 1: lists over seeds.
+        "flow_errors": np.transpose(flows).tolist(),
+        # Minus the slope of log error against log layers for the last four; Euler's method has 1.
+        "order": (-slopes).tolist(),
+        # Of W W̃ from the centre tap, for the best full W̃, and the best that all channels share.
+        "full_misfit": full,
+        "shared_misfit": shared,
+    }
 
 
 @torch.no_grad()
@@ -124,14 +112,14 @@ def centre_misfit(weight: Tensor, *, shared: bool) -> float:
     return float((weight.flatten(1) @ best - target).norm() / target.norm())
 
 
-def draw_result(euler: Euler, figure: Any) -> None:
+def draw_result(euler: dict[str, Any], figure: Any) -> None:
     """Draw the error against the number of layers."""
-    constant = float(np.mean(euler.flow_errors[-1])) * euler.layers[-1]
+    constant = float(np.mean(euler["flow_errors"][-1])) * euler["layers"][-1]
     look = {"c": "tab:blue", "alpha": 0.6}
-    order_1 = [(count, constant / count) for count in euler.layers]
+    order_1 = [(count, constant / count) for count in euler["layers"]]
     curves = [
-        Curve(zip(euler.layers, e, strict=True), "", "o-", look)
-        for e in np.transpose(euler.flow_errors)
+        Curve(zip(euler["layers"], e, strict=True), "", "o-", look)
+        for e in np.transpose(euler["flow_errors"])
     ]
     draw_curves(
         figure.subplots(),
@@ -139,5 +127,5 @@ def draw_result(euler: Euler, figure: Any) -> None:
         xlabel="layers of Δt = 1/layers", ylabel="relative error at t = 1",
         xscale="log", yscale="log",
         title=f"Residual layers against x' = g(x); one layer = one step to "
-        f"{max(euler.step_errors):.0e}",
+        f"{max(euler['step_errors']):.0e}",
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -55,7 +54,7 @@ def run_experiment(
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "seconds": round(time.perf_counter() - start, 1),
-        "result": asdict(result),
+        "result": result,
     }
     figure = Figure(figsize=(9, 3.8), dpi=110, layout="constrained")
     experiment.module.draw_result(result, figure)

@@ -10,7 +10,6 @@ which is Eq. 6 transposed (our W is the paper's $W'^\top$), where a plain kernel
 $\dot F = G$. Along the flow $M M^\top - W^\top W$ is constant (Arora, Cohen, Hazan, ICML 2018).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,26 +27,6 @@ INPUTS, OUTPUTS, SAMPLES = 6, 4, 12
 TIME = 1.0
 STEPS = (3e-2, 1e-2, 3e-3, 1e-3)
 POINTS = 51
-
-
-@dataclass(frozen=True)
-class Flow:
-    """Errors are relative, in the Frobenius norm; one list over seeds for every step size."""
-
-    steps: Sequence[float]
-    derivative_errors: Sequence[Sequence[float]]
-    """Change of the folded kernel in one step, over the step size, against Eq. 6."""
-    trajectory_errors: Sequence[Sequence[float]]
-    """Folded kernel at time `TIME` against scipy's solution of the flow."""
-    trajectory_order: Sequence[float]
-    """Slope of log error against log step, by seed; gradient descent has 1."""
-    plain_errors: Sequence[float]
-    """scipy's flow of a plain kernel against its closed form, by seed."""
-    invariant_drift: Sequence[float]
-    """Change of M Mᵀ - Wᵀ W along scipy's flow, by seed."""
-    times: Sequence[float]
-    distance_to_plain: Sequence[Sequence[float]]
-    """Distance of the folded from the plain kernel, by seed at every time; both start at W."""
 
 
 @dataclass(frozen=True)
@@ -133,35 +112,43 @@ def relative_distance(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-def compute(seeds: int = 5) -> Flow:
-    """Compare gradient descent of a layer of this library with Eq. 6 and with scipy's flow."""
+def compute(seeds: int = 5) -> dict[str, Any]:
+    """Compare gradient descent of a layer of this library with Eq. 6 and with scipy's flow.
+
+    Errors are relative, in the Frobenius norm: a list over seeds, for every step size where they
+    depend on it.
+    """
     data = [make_regression(generator) for generator in seed_generators(seeds)]
     solutions = [solve_flow(each) for each in data]
     ends = [weights[-1] @ matrices[-1] for _, weights, matrices, _ in solutions]
-    derivative = [[_derivative_error(each, step) for each in data] for step in STEPS]
     trajectory = [
         [_trajectory_error(each, step, end) for each, end in zip(data, ends, strict=True)]
         for step in STEPS
     ]
-    slopes = np.polyfit(np.log(STEPS), np.log(trajectory), 1)[0]
-    return Flow(
-        steps=STEPS,
-        derivative_errors=derivative,
-        trajectory_errors=trajectory,
-        trajectory_order=slopes.tolist(),
-        plain_errors=[
+    return {
+        "steps": STEPS,
+        # Change of the folded kernel in one step, over the step size, against Eq. 6.
+        "derivative_errors": [[_derivative_error(each, step) for each in data] for step in STEPS],
+        # Folded kernel at time `TIME` against scipy's solution of the flow.
+        "trajectory_errors": trajectory,
+        # Slope of log error against log step; gradient descent has 1.
+        "trajectory_order": np.polyfit(np.log(STEPS), np.log(trajectory), 1)[0].tolist(),
+        # scipy's flow of a plain kernel against its closed form.
+        "plain_errors": [
             relative_distance(plain[-1], plain_flow(each, TIME))
             for each, (*_, plain) in zip(data, solutions, strict=True)
         ],
-        invariant_drift=[
+        # Change of M Mᵀ - Wᵀ W along scipy's flow.
+        "invariant_drift": [
             _path_distance(weights, matrices) for _, weights, matrices, _ in solutions
         ],
-        times=solutions[0][0].tolist(),
-        distance_to_plain=[
+        "times": solutions[0][0].tolist(),
+        # Of the folded from the plain kernel, at every time; both start at W.
+        "distance_to_plain": [
             ((weights @ matrices - plain).norm(dim=(1, 2)) / plain.norm(dim=(1, 2))).tolist()
             for _, weights, matrices, plain in solutions
         ],
-    )
+    }
 
 
 def _derivative_error(data: Regression, step: float) -> float:
@@ -185,25 +172,25 @@ def _path_distance(weights: Tensor, matrices: Tensor) -> float:
     return relative_distance(invariant[-1], invariant[0])
 
 
-def draw_result(flow: Flow, figure: Any) -> None:
+def draw_result(flow: dict[str, Any], figure: Any) -> None:
     """Draw errors against step size, and the distance between the two flows."""
     left, right = figure.subplots(1, 2)
     errors = {
-        "one step against Eq. 6": flow.derivative_errors,
-        f"kernel at t = {TIME:g} against scipy": flow.trajectory_errors,
+        "one step against Eq. 6": flow["derivative_errors"],
+        f"kernel at t = {TIME:g} against scipy": flow["trajectory_errors"],
     }
     curves = [
-        Curve(zip(flow.steps, np.mean(e, axis=1), strict=True), name, "o-")
+        Curve(zip(flow["steps"], np.mean(e, axis=1), strict=True), name, "o-")
         for name, e in errors.items()
     ]
     draw_curves(
-        left, [*curves, Curve([(step, step) for step in flow.steps], "slope 1", "k:")],
+        left, [*curves, Curve([(step, step) for step in flow["steps"]], "slope 1", "k:")],
         xlabel="step size", ylabel="relative error", title="Gradient descent of M and W",
         xscale="log", yscale="log",
     )  # fmt: skip
     look = {"c": "tab:blue", "alpha": 0.6}
     draw_curves(
         right,
-        [Curve(zip(flow.times, d, strict=True), look=look) for d in flow.distance_to_plain],
+        [Curve(zip(flow["times"], d, strict=True), look=look) for d in flow["distance_to_plain"]],
         xlabel="t", ylabel="relative distance", title="Flow of W M against that of plain W",
     )  # fmt: skip

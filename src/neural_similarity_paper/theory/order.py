@@ -6,8 +6,6 @@ $B_{kq} = w_q (T_k)_{qq}$. A plain layer is affine. For standard normal x the be
 $x^\top A x$ is its mean, tr A, and leaves the variance $2\, \|(A + A^\top)/2\|_F^2$.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,19 +18,6 @@ from neural_similarity_paper.theory.measures import seed_generators
 FEATURES, SAMPLES = 6, 1024
 STEPS, EVERY, RATE = 2000, 20, 0.03
 STRUCTURE_CASES = {"plain": None, "diagonal": ns.Diagonal(), "full": ns.Full()}
-
-
-@dataclass(frozen=True)
-class Order:
-    """Mean squared errors over the variance of x ↦ xᵀ A x, by layer and seed."""
-
-    floor: Sequence[float]
-    """Error of the best affine fit to the training inputs, by least squares; the formula has 1."""
-    train: dict[str, Sequence[float]]
-    test: dict[str, Sequence[float]]
-    """The error on an equal number of fresh inputs."""
-    curves: dict[str, Sequence[Sequence[float]]]
-    """Error on the training inputs, every `EVERY` steps of Adam."""
 
 
 def quadratic_variance(matrix: Tensor) -> float:
@@ -74,19 +59,23 @@ def best_affine(x: Tensor, y: Tensor) -> float:
     return float((design @ solution - y[:, None]).square().mean())
 
 
-def compute(seeds: int = 5) -> Order:
-    """Fit one layer of each kind to xᵀ A x."""
+def compute(seeds: int = 5) -> dict[str, Any]:
+    """Fit one layer of each kind to xᵀ A x.
+
+    Mean squared errors are over the variance of x ↦ xᵀ A x, by layer and seed.
+    """
     results = [_one_seed(generator, seed) for seed, generator in enumerate(seed_generators(seeds))]
     floors, curves, tests = zip(*results, strict=True)
-    by_layer: dict[str, Sequence[Sequence[float]]] = {
-        name: [each[name] for each in curves] for name in STRUCTURE_CASES
+    by_layer = {name: [each[name] for each in curves] for name in STRUCTURE_CASES}
+    return {
+        # Of the best affine fit to the training inputs, by least squares; the formula has 1.
+        "floor": floors,
+        "train": {name: [curve[-1] for curve in each] for name, each in by_layer.items()},
+        # On an equal number of fresh inputs.
+        "test": {name: [each[name] for each in tests] for name in STRUCTURE_CASES},
+        # On the training inputs, every `EVERY` steps of Adam.
+        "curves": by_layer,
     }
-    return Order(
-        floor=floors,
-        train={name: [curve[-1] for curve in each] for name, each in by_layer.items()},
-        test={name: [each[name] for each in tests] for name in STRUCTURE_CASES},
-        curves=by_layer,
-    )
 
 
 def _one_seed(
@@ -108,11 +97,11 @@ def _one_seed(
     return best_affine(x, y) / scale, curves, tests
 
 
-def draw_result(order: Order, figure: Any) -> None:
+def draw_result(order: dict[str, Any], figure: Any) -> None:
     """Draw the training error against steps."""
     axes, colours = figure.subplots(), ("tab:gray", "tab:blue", "tab:orange")
     curves = []
-    for (name, runs), colour in zip(order.curves.items(), colours, strict=True):
+    for (name, runs), colour in zip(order["curves"].items(), colours, strict=True):
         label = f"{name} M" if STRUCTURE_CASES[name] else "plain layer"
         curves += [
             Curve([(EVERY * at, error) for at, error in enumerate(run)], "" if index else label,

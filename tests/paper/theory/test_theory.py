@@ -38,16 +38,20 @@ def test_norm_and_rank_of_matrices_with_known_singular_values(values, rank):
 @pytest.mark.long
 def test_gradient_descent_of_a_layer_follows_equation_6():
     found = flow.compute(seeds=3)
-    assert max(found.derivative_errors[-1]) < 1e-3  # At a step of 1e-4, and of first order in it:
-    assert found.derivative_errors[-1][0] < 0.05 * found.derivative_errors[0][0]
-    assert found.trajectory_order == pytest.approx([1] * 3, abs=0.1)
-    assert max(found.plain_errors) < 1e-9
-    assert max(found.invariant_drift) < 1e-9
-    assert min(curve[-1] for curve in found.distance_to_plain) > 0.01
+    assert (
+        max(found["derivative_errors"][-1]) < 1e-3
+    )  # At a step of 1e-4, and of first order in it:
+    assert found["derivative_errors"][-1][0] < 0.05 * found["derivative_errors"][0][0]
+    assert found["trajectory_order"] == pytest.approx([1] * 3, abs=0.1)
+    assert max(found["plain_errors"]) < 1e-9
+    assert max(found["invariant_drift"]) < 1e-9
+    assert min(curve[-1] for curve in found["distance_to_plain"]) > 0.01
     told = published("flow")
-    assert_allclose(found.distance_to_plain, told["distance_to_plain"][:3], rtol=1e-6)
-    assert_allclose(found.trajectory_errors, [row[:3] for row in told["trajectory_errors"]], 1e-6)
-    assert (list(found.steps), found.times) == (told["steps"], told["times"])
+    assert_allclose(found["distance_to_plain"], told["distance_to_plain"][:3], rtol=1e-6)
+    assert_allclose(
+        found["trajectory_errors"], [row[:3] for row in told["trajectory_errors"]], 1e-6
+    )
+    assert (list(found["steps"]), found["times"]) == (told["steps"], told["times"])
 
 
 def test_equation_6_is_the_derivative_of_the_product():
@@ -101,20 +105,23 @@ def test_what_is_measured_of_a_start(monkeypatch):
     """Differences are to the plain kernel of the same start, seed by seed."""
     monkeypatch.setattr(bias, "SNAPSHOTS", bias.SNAPSHOTS[:2])
     whole, told = bias.compute(seeds=5), published("bias")
-    found = whole.problems["sensing"]
-    outcomes = {(one.start.depth, one.start.weight): one for one in reversed(found.outcomes)}
+    found = whole["problems"]["sensing"]
+    outcomes = {
+        (one["start"]["depth"], one["start"]["weight"]): one for one in reversed(found["outcomes"])
+    }
     plain, product = outcomes[1, 1], outcomes[2, 1]
-    apart = sum(a - b for a, b in zip(product.nuclear_norm, plain.nuclear_norm, strict=True)) / 5
-    assert product.nuclear_norm_to_plain["mean"] == pytest.approx(apart)
-    assert plain.nuclear_norm_to_plain["mean"] == 0
-    assert min(product.moved) > 0
-    assert max(plain.moved) == 0
-    for kind, panel in whole.problems.items():
-        truth = [panel.truth_nuclear_norm, panel.least_norm_nuclear_norm]
-        names = ("truth_nuclear_norm", "least_norm_nuclear_norm")
-        assert_allclose(truth, [told["problems"][kind][name] for name in names])
-        for ours, theirs in zip(panel.outcomes, told["problems"][kind]["outcomes"], strict=True):
-            for name, curve in ours.curves.items():
+    apart = (
+        sum(a - b for a, b in zip(product["nuclear_norm"], plain["nuclear_norm"], strict=True)) / 5
+    )
+    assert product["nuclear_norm_to_plain"]["mean"] == pytest.approx(apart)
+    assert plain["nuclear_norm_to_plain"]["mean"] == 0
+    assert min(product["moved"]) > 0
+    assert max(plain["moved"]) == 0
+    for kind, panel in whole["problems"].items():
+        for name in ("truth_nuclear_norm", "least_norm_nuclear_norm"):
+            assert_allclose(panel[name], told["problems"][kind][name])
+        for ours, theirs in zip(panel["outcomes"], told["problems"][kind]["outcomes"], strict=True):
+            for name, curve in ours["curves"].items():
                 assert_allclose(curve, theirs["curves"][name][:2], rtol=1e-3, atol=1e-30)
     assert_the_picture_has_every_mean(whole)
 
@@ -122,22 +129,22 @@ def test_what_is_measured_of_a_start(monkeypatch):
 def assert_the_picture_has_every_mean(found):
     figure = Figure()
     bias.draw_result(found, figure)
-    for place, panel in enumerate(found.problems.values()):
+    for place, panel in enumerate(found["problems"].values()):
         for axes, name in zip(figure.axes[3 * place :], ("nuclear_norm", "error"), strict=False):
             drawn = [bar.lines[0].get_xdata()[0] for bar in axes.containers]
-            means = [sum(getattr(outcome, name)) / 5 for outcome in panel.outcomes]
+            means = [sum(outcome[name]) / 5 for outcome in panel["outcomes"]]
             assert drawn == pytest.approx(means)
 
 
 def test_residual_layers_are_steps_of_euler():
     found = euler.compute(seeds=3)
-    assert max(found.step_errors) < 1e-12
-    assert found.order == pytest.approx([1] * 3, abs=0.1)
-    assert max(found.full_misfit) < 1e-12
-    assert min(found.shared_misfit) > 0.1
+    assert max(found["step_errors"]) < 1e-12
+    assert found["order"] == pytest.approx([1] * 3, abs=0.1)
+    assert max(found["full_misfit"]) < 1e-12
+    assert min(found["shared_misfit"]) > 0.1
     told = published("euler")
-    assert_allclose(found.flow_errors, [row[:3] for row in told["flow_errors"]], rtol=1e-6)
-    assert found.shared_misfit == pytest.approx(told["shared_misfit"][:3])
+    assert_allclose(found["flow_errors"], [row[:3] for row in told["flow_errors"]], rtol=1e-6)
+    assert found["shared_misfit"] == pytest.approx(told["shared_misfit"][:3])
 
 
 def test_the_solution_of_the_equation_is_that_of_small_steps():
@@ -153,16 +160,16 @@ def test_one_dynamic_layer_is_a_quadratic_function(monkeypatch):
     monkeypatch.setattr(order, "SAMPLES", 128)
     monkeypatch.setattr(order, "STEPS", 800)
     found = order.compute(seeds=3)
-    assert max(found.test["diagonal"] + found.test["full"]) < 0.01
-    assert found.train["plain"] == pytest.approx(found.floor, rel=1e-6)
-    assert min(found.test["plain"]) > 0.8
+    assert max(found["test"]["diagonal"] + found["test"]["full"]) < 0.01
+    assert found["train"]["plain"] == pytest.approx(found["floor"], rel=1e-6)
+    assert min(found["test"]["plain"]) > 0.8
 
 
 def test_layers_start_as_the_published_ones(monkeypatch):
     monkeypatch.setattr(order, "STEPS", 1)
     found, told = order.compute(seeds=3), published("order")
-    assert found.floor == pytest.approx(told["floor"][:3])
-    for name, curves in found.curves.items():
+    assert found["floor"] == pytest.approx(told["floor"][:3])
+    for name, curves in found["curves"].items():
         starts = [curve[0] for curve in told["curves"][name][:3]]
         assert [curve[0] for curve in curves] == pytest.approx(starts)
 
@@ -183,11 +190,13 @@ def test_spectra_are_those_of_the_folded_kernels():
     assert len(layers) == len(kernels) == 9
     for layer, kernel in zip(layers, kernels, strict=True):
         values = torch.linalg.svdvals(kernel.weight.detach().double().flatten(1))
-        assert layer.filters_spectrum == pytest.approx((values / values[0]).tolist(), rel=1e-3)
-        assert layer.filters_rank == pytest.approx(effective_rank(values.diag()).item(), rel=1e-6)
-        assert layer.filters_rank != pytest.approx(layer.own_filters_rank, rel=1e-4)
-        assert layer.m_distance == pytest.approx(0.3, rel=0.5)
-    assert spectra.measure_network(ns.unconvert(network))[0].m_distance is None
+        assert layer["filters_spectrum"] == pytest.approx((values / values[0]).tolist(), rel=1e-3)
+        assert layer["filters_rank"] == pytest.approx(
+            effective_rank(values.diag()).item(), rel=1e-6
+        )
+        assert layer["filters_rank"] != pytest.approx(layer["own_filters_rank"], rel=1e-4)
+        assert layer["m_distance"] == pytest.approx(0.3, rel=0.5)
+    assert spectra.measure_network(ns.unconvert(network))[0]["m_distance"] is None
 
 
 def test_spectra_of_runs_are_averaged_over_seeds(tmp_path, monkeypatch):
@@ -195,9 +204,9 @@ def test_spectra_of_runs_are_averaged_over_seeds(tmp_path, monkeypatch):
     networks = {p: ns.models.cnn9(10, width=0.1, similarity="static-full") for p in places}
     monkeypatch.setattr(ns, "load", networks.get)
     found = spectra.compute(list(networks))
-    ranks = [network.layers[0].taps_rank for network in found.networks]
-    assert found.groups["a"]["runs"] == 2
-    assert found.groups["a"]["taps_rank"]["mean"][0] == pytest.approx(sum(ranks) / 2)
+    ranks = [network["layers"][0]["taps_rank"] for network in found["networks"]]
+    assert found["groups"]["a"]["runs"] == 2
+    assert found["groups"]["a"]["taps_rank"]["mean"][0] == pytest.approx(sum(ranks) / 2)
     with pytest.raises(ValueError, match="must name at least one run folder"):
         spectra.compute([])
 
@@ -210,7 +219,7 @@ def test_a_layer_that_folds_into_others_has_the_spectrum_of_w_m():
     values = torch.linalg.svdvals(kernel.flatten(1).double())
     (found,) = spectra.measure_network(network)
     wanted = (values / values[0]).tolist()
-    assert found.filters_spectrum == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+    assert found["filters_spectrum"] == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert learned(network)["0"]["spectrum"] == pytest.approx(values.tolist(), rel=1e-3, abs=1e-6)
 
 
@@ -246,8 +255,8 @@ def test_how_far_m_moved_is_over_the_length_where_it_started(monkeypatch):
         return products, losses, [factor * times[:, None, None] for factor in starts]
 
     monkeypatch.setattr(bias, "descend_factors", stretched)
-    outcomes = iter(bias.compute(seeds=3).problems["sensing"].outcomes)
+    outcomes = iter(bias.compute(seeds=3)["problems"]["sensing"]["outcomes"])
     for starts in bias.FACTOR_STARTS:
         for index, start in enumerate(starts):
             wanted = [0.0 if start.depth == 1 else float(index)] * 3
-            assert next(outcomes).moved == pytest.approx(wanted)
+            assert next(outcomes)["moved"] == pytest.approx(wanted)
