@@ -94,15 +94,7 @@ def by_seed_and_image(differences: Tensor) -> Interval:
             f"{images}"
         )
     values = differences.double()
-    mean, of_seeds, of_images = values.mean(), values.mean(1), values.mean(0)
-    rest = (values - of_seeds[:, None] - of_images + mean).square().sum()
-    freedoms = seeds - 1, images - 1, (seeds - 1) * (images - 1)
-    by_seeds, by_images, unshared = (
-        of_seeds.var().item() / seeds,
-        of_images.var().item() / images,
-        rest.item() / freedoms[2] / (seeds * images),
-    )
-    return _crossed_interval(mean.item(), (by_seeds, by_images, unshared), freedoms)
+    return _crossed_interval([values], values.mean(0))
 
 
 def by_arm_and_image(ours: Tensor, theirs: Tensor) -> Interval:
@@ -125,14 +117,7 @@ def by_arm_and_image(ours: Tensor, theirs: Tensor) -> Interval:
             f"`ours` and `theirs` must be of at least 2 seeds and 2 images, got "
             f"{tuple(ours.shape)} and {tuple(theirs.shape)}"
         )
-    scale, freedom = sum(1 / len(arm) for arm in arms), sum(len(arm) - 1 for arm in arms)
-    between = sum((arm.mean(1) - arm.mean()).square().sum().item() for arm in arms) / freedom
-    residuals = (arm - arm.mean(1, keepdim=True) - arm.mean(0) + arm.mean() for arm in arms)
-    rest = sum(part.square().sum().item() for part in residuals) / freedom / (images - 1)
-    difference = arms[0].mean(0) - arms[1].mean(0)
-    parts = between * scale, difference.var().item() / images, rest * scale / images
-    freedoms = freedom, images - 1, freedom * (images - 1)
-    return _crossed_interval(difference.mean().item(), parts, freedoms)
+    return _crossed_interval(arms, arms[0].mean(0) - arms[1].mean(0))
 
 
 def equivalence_p(interval: Interval, margin: float) -> float:
@@ -144,16 +129,25 @@ def equivalence_p(interval: Interval, margin: float) -> float:
     return float(t.sf((margin - abs(interval.mean)) / interval.error, interval.freedom))
 
 
-def _crossed_interval(
-    mean: float, parts: tuple[float, float, float], freedoms: tuple[int, int, int]
-) -> Interval:
-    """Student's interval from the variances of seeds, of images and of the rest."""
-    by_seeds, by_images, unshared = parts
-    if by_images <= unshared:
-        return _student_interval(mean, sqrt(by_seeds), freedoms[0])
-    if by_seeds <= unshared:
-        return _student_interval(mean, sqrt(by_images), freedoms[1])
-    total = by_seeds + by_images - unshared
+def _crossed_interval(arms: Sequence[Tensor], by_image: Tensor) -> Interval:
+    """Student's interval of the mean over images, from arms of (seeds, images) that make it."""
+    images, freedom = len(by_image), sum(len(arm) - 1 for arm in arms)
+    scale = sum(1 / len(arm) for arm in arms) / freedom
+    between = sum((arm.mean(1) - arm.mean()).square().sum().item() for arm in arms)
+    residuals = (arm - arm.mean(1, keepdim=True) - arm.mean(0) + arm.mean() for arm in arms)
+    rest = sum(part.square().sum().item() for part in residuals)
+    mean, of_seeds, of_images, unshared = (
+        by_image.mean().item(),
+        between * scale,
+        by_image.var().item() / images,
+        rest * scale / (images - 1) / images,
+    )
+    freedoms = freedom, images - 1, freedom * (images - 1)
+    if of_images <= unshared:
+        return _student_interval(mean, sqrt(of_seeds), freedoms[0])
+    if of_seeds <= unshared:
+        return _student_interval(mean, sqrt(of_images), freedoms[1])
+    total, parts = of_seeds + of_images - unshared, (of_seeds, of_images, unshared)
     freedom = total**2 / sum(part**2 / count for part, count in zip(parts, freedoms, strict=True))
     return _student_interval(mean, sqrt(total), freedom)
 

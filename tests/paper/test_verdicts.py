@@ -111,7 +111,7 @@ def test_failed_runs_are_counted_apart(tmp_path):
     rows = [report.panels[0].lines[1] for report in (before, after)]
     assert rows[0].baseline_difference.by_seed == rows[1].baseline_difference.by_seed
     assert rows[0].baseline_difference.by_image == rows[1].baseline_difference.by_image
-    assert rows[0].value_deviation == rows[1].value_deviation
+    assert rows[0].value[1] == rows[1].value[1]
     assert before.panels[0].scatter[0] > 0
     assert "18.75 ± 7.22 (1 of 5 failed) | 5 |" in to_markdown(after)
 

@@ -24,7 +24,6 @@ from neural_similarity.lab.train import TrainingRecipe
 from neural_similarity.lab.train.statistics import Interval, by_task
 from neural_similarity_paper.tables.kinds import (
     Key,
-    Outcome,
     Record,
     RunRecords,
     Wanted,
@@ -47,11 +46,6 @@ def evaluate_options(method: str, sizes: TaskSizes, count: int, seed: int, part:
     numbers |= {"tasks": count, "task-seed": seed}
     options = [word for name, number in numbers.items() for word in (f"--{name}", f"{number}")]
     return ["--method", method, *options, "--part", part]
-
-
-def _evaluation(record: Record) -> Evaluation:
-    """The evaluation, which every few-shot record has."""
-    return cast(Evaluation, record.evaluation)
 
 
 def _classes(record: Record) -> Classes:
@@ -84,9 +78,9 @@ class EvaluationRecords(RunRecords):
         "parameters": lambda records: f"{records[0].summary['parameters'] / 1e3:,.1f} k",
         "trained on": lambda records: _classes(records[0]),
         "budget": _budget_text,
-        "step": lambda records: f"{fmean(_evaluation(r).checkpoint['step'] for r in records):,.0f}",
+        "step": lambda records: f"{fmean(r.evaluation.checkpoint['step'] for r in records):,.0f}",
         "precision": lambda records: " and ".join(sorted({r.precision for r in records})),
-        "batch norm": lambda records: _evaluation(records[0]).statistics,
+        "batch norm": lambda records: records[0].evaluation.statistics,
         "tasks": lambda records: f"{len(records[0].correct):,}",
         "seeds": _seeds_text,
     }
@@ -118,21 +112,21 @@ class EvaluationRecords(RunRecords):
     def is_record(self, path: Path) -> bool:
         return is_evaluation(path)
 
-    def read_outcome(self, content: dict[str, Any], recipe: TrainingRecipe) -> Outcome:
+    def read_outcome(self, content: dict[str, Any], recipe: TrainingRecipe) -> dict[str, Any]:
         """The number of correct queries of each task."""
         evaluation = Evaluation.from_json(content)
-        return Outcome(
-            stem=evaluation.file_name(cast(FewShotRecipe, recipe).train_on, recipe.seed),
-            correct=evaluation.correct,
-            accuracies=evaluation.accuracies,
-            evaluation=evaluation,
-        )
+        return {
+            "stem": evaluation.file_name(cast(FewShotRecipe, recipe).train_on, recipe.seed),
+            "correct": evaluation.correct,
+            "accuracies": evaluation.accuracies,
+            "evaluation": evaluation,
+        }
 
     def group_records(self, records: Sequence[Record], row: Row) -> dict[Hashable, list[Record]]:
         """Evaluations on test classes, by training classes, statistics, tasks and start."""
         groups: dict[Hashable, list[Record]] = {}
         for record in _longest(records):
-            evaluation = _evaluation(record)
+            evaluation = record.evaluation
             tasks = evaluation.method, evaluation.sizes, evaluation.tasks["part"]
             if tasks == (row.method, table_sizes(row.shots), "test"):
                 digest = evaluation.tasks["digest"]
@@ -145,7 +139,7 @@ class EvaluationRecords(RunRecords):
 
         Lists with the same seed and data share their first tasks.
         """
-        mine, other = _evaluation(ours), _evaluation(theirs)
+        mine, other = ours.evaluation, theirs.evaluation
         same_length = len(ours.correct) == len(theirs.correct)
         return (
             other.statistics == "running"
@@ -163,7 +157,7 @@ def _longest(records: Iterable[Record]) -> list[Record]:
     """Of records that differ only in the number of tasks, the one with the most."""
     longest: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: len(record.correct)):
-        evaluation = _evaluation(record)
+        evaluation = record.evaluation
         countless = replace(evaluation, tasks=evaluation.tasks | {"count": 0})
         longest[countless.file_name(_classes(record), record.seed)] = record
     return list(longest.values())

@@ -12,7 +12,6 @@ from neural_similarity import models
 from neural_similarity.conversion import fold
 from neural_similarity.lab.tasks.baselines import merge_baselines
 from neural_similarity.lab.tasks.classification import BY_CLASS
-from neural_similarity.lab.tasks.few_shot import Evaluation
 from neural_similarity.lab.train import Run, TrainingRecipe, unpack_correct
 from neural_similarity.lab.train.files import check_fields
 from neural_similarity.lab.train.journal import read_lines
@@ -30,8 +29,8 @@ CHANCES = 2, 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
-    """The scores of a run."""
+class Record:
+    """A finished run of a named recipe without overrides, and its scores."""
 
     stem: str
     """The name of the record's file, without .json."""
@@ -39,14 +38,8 @@ class Outcome:
     """Whether each test image was classified correctly; or the correct queries of each task."""
     accuracies: Tensor
     """Share of correct answers for each image or task; float64."""
-    evaluation: Evaluation | None = None
-    """The evaluation of a few-shot run."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Record(Outcome):
-    """A finished run of a named recipe without overrides, and its scores."""
-
+    evaluation: Any = None
+    """The `Evaluation` of a few-shot run."""
     path: Path
     name: str
     budget: float
@@ -159,14 +152,14 @@ class RunRecords:
         """Whether a file in a folder of records is named like one; other files are the user's."""
         return SEED_NAME.fullmatch(path.stem) is not None
 
-    def read_outcome(self, content: dict[str, Any], recipe: TrainingRecipe) -> Outcome:
-        """The outcome that `outcomes_of` gave."""
+    def read_outcome(self, content: dict[str, Any], recipe: TrainingRecipe) -> dict[str, Any]:
+        """The outcome that `outcomes_of` gave: the first fields of `Record`."""
         right = unpack_correct(content["correct"])
         share = right.sum().item() / len(right)
         if share != content["summary"]["test_accuracy"]:
             raise ValueError(f"its images say {share}, its summary {content['summary']}")
         check_fields(content, {"summary.macs": int})
-        return Outcome(stem=f"{recipe.seed}", correct=right, accuracies=right.double())
+        return {"stem": f"{recipe.seed}", "correct": right, "accuracies": right.double()}
 
     def group_records(self, records: Sequence[Record], row: Row) -> dict[Hashable, list[Record]]:
         """Those of a recipe's records that a row shows, in groups that differ in the seed alone."""

@@ -39,9 +39,10 @@ def _changed_code_note(report: PanelReport) -> str:
 
 def _scatter_note(report: PanelReport) -> str:
     """The scatter of seeds over all rows, and how far to trust the intervals."""
-    if not report.interval_count:
+    differences = [each for line in report.lines for each in line.differences]
+    if not (intervals := sum(len(each.intervals) for each in differences)):
         return ""
-    count = f"{report.interval_count} intervals."
+    count = f"{intervals} intervals."
     if report.scatter is None:
         return f"\n\n{count}"
     deviation, freedom = report.scatter

@@ -171,7 +171,7 @@ def our_result(line: RowReport) -> str:
         return "not run"
     top5 = "" if line.top5_error is None else f", top-5 {deviation_text(*line.top5_error)}"
     lost = failed_text(line.records)
-    return deviation_text(line.mean_value, line.value_deviation) + top5 + lost
+    return deviation_text(*line.value) + top5 + lost
 
 
 def failed_text(records: Sequence[Record]) -> str:

@@ -48,8 +48,8 @@ def _draw_values(axes: Any, report: PanelReport) -> None:
         if line.row.paper is not None:
             axes.plot(line.row.paper, y, "D", c=PAPER_COLOUR, label="paper")
         if line.records:
-            deviation = line.value_deviation or 0
-            _draw_point(axes, line.mean_value, y, xerr=deviation, label="ours, mean ± sd")
+            mean, deviation = line.value
+            _draw_point(axes, mean, y, xerr=deviation or 0, label="ours, mean ± sd")
     axes.set_yticks(rows, [line.row.label for line in report.lines], fontsize=8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"test {report.panel.metric} in percent")
     axes.set_title(f"{report.panel.title}: {BETTER[report.panel.metric]}", fontsize=9)
@@ -82,9 +82,9 @@ def _draw_against(axes: Any, report: PanelReport, baseline: str | None) -> None:
     places = [(line, x) for line, x in places if x]
     axes.set_visible(bool(places))
     for line, x in places:
-        _draw_point(axes, x, line.mean_value, yerr=line.value_deviation or 0)
-        place = x, line.mean_value
-        axes.annotate(line.row.label, place, (5, 4), textcoords="offset points", fontsize=7)
+        mean, deviation = line.value
+        _draw_point(axes, x, mean, yerr=deviation or 0)
+        axes.annotate(line.row.label, (x, mean), (5, 4), textcoords="offset points", fontsize=7)
     axes.set(ylabel=f"test {report.panel.metric} in percent")
     axes.margins(x=0.25, y=0.15)
     axes.grid(alpha=0.3)

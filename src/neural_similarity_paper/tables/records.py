@@ -5,10 +5,13 @@
 """
 
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks.few_shot import FewShotRecipe
@@ -21,7 +24,7 @@ from neural_similarity.lab.train.recipe import (
     scale_recipe,
 )
 from neural_similarity_paper.tables.few_shot_records import EvaluationRecords
-from neural_similarity_paper.tables.kinds import Outcome, Record, RunRecords, has_failed
+from neural_similarity_paper.tables.kinds import Record, RunRecords, has_failed
 
 FREE: tuple[str, ...] = ("seed", *MACHINE)
 """Fields that may differ between a run and its recipe."""
@@ -42,8 +45,6 @@ _FIELD_TYPES = {
     **dict.fromkeys(("start", "retrained", "learned"), dict | None),
 }
 """Types of what tables show of records, see `check_fields`."""
-_REQUIRED_ENTRIES = ("budget", "code", "environment", "data", "training", "summary")
-_OPTIONAL_ENTRIES = ("start", "retrained", "learned")
 
 
 def kind_of(recipe: TrainingRecipe) -> RunRecords:
@@ -139,23 +140,16 @@ def _parse_record(path: Path, content: dict[str, Any]) -> Record:
     check_fields(content, _FIELD_TYPES)
     for process in content["environment"].get("resumed", []):
         check_fields(process, {"commit": str | None})
-    return Record(
-        **vars(outcome),
-        **{name: content[name] for name in _REQUIRED_ENTRIES},
-        **{name: content[name] for name in _OPTIONAL_ENTRIES if name in content},
-        path=path,
-        name=content["recipe"],
-        recipe=recipe,
-        failed=_training_failed(content, outcome),
-    )
+    facts = {field.name: content[field.name] for field in fields(Record) if field.name in content}
+    facts |= outcome | {"path": path, "name": content["recipe"], "recipe": recipe}
+    return Record(**facts | {"failed": _training_failed(content, outcome["accuracies"])})
 
 
-def _training_failed(content: dict[str, Any], outcome: Outcome) -> bool:
+def _training_failed(content: dict[str, Any], accuracies: Tensor) -> bool:
     """Whether a record's training failed; older ones do not say how many classes there are."""
     losses = [entry["loss"] for entry in content.get("metrics", []) if "loss" in entry]
     classes = content["data"].get("classes")
-    accuracy = outcome.accuracies.mean().item()
-    return classes is not None and has_failed(losses, accuracy, classes)
+    return classes is not None and has_failed(losses, accuracies.mean().item(), classes)
 
 
 def recorded_budgets(results: Path, names: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -76,19 +77,9 @@ class RowReport:
         return kind_of(RECIPES[self.row.recipe]).interval(100 * accuracies)
 
     @property
-    def run_values(self) -> list[float]:
-        """The metric of every run that did not fail."""
-        return metric_values(trained_runs(self.records), self.metric)
-
-    @property
-    def mean_value(self) -> float:
-        """The mean of the metric over these runs."""
-        return mean_and_deviation(self.run_values)[0]
-
-    @property
-    def value_deviation(self) -> float | None:
-        """Sample standard deviation over these runs; None for one run."""
-        return mean_and_deviation(self.run_values)[1]
+    def value(self) -> tuple[float, float | None]:
+        """Mean and sample deviation of the metric over the runs that did not fail."""
+        return mean_and_deviation(metric_values(trained_runs(self.records), self.metric))
 
     @property
     def top5_error(self) -> tuple[float, float | None] | None:
@@ -108,11 +99,6 @@ class PanelReport:
     @property
     def all_records(self) -> list[Record]:
         return [record for line in self.lines for record in line.records]
-
-    @property
-    def interval_count(self) -> int:
-        """How many differences there are, each counted as often as it has an interval."""
-        return sum(len(each.intervals) for line in self.lines for each in line.differences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,40 +172,35 @@ class _Reader:
         groups = {row: self.record_groups(row, self.shown_budget(row)) for row in panel.rows}
         scatter = None
         if not self.table.mixed:
-            _require_same_data(record for each in groups.values() for record in _in_groups(each))
-            scatter = _seed_scatter(panel, groups)
+            records = {row: list(chain(*each.values())) for row, each in groups.items()}
+            _require_same_data(chain(*records.values()))
+            by_recipe = {row.recipe: trained_runs(each) for row, each in records.items()}
+            scatter = pooled_deviation(metric_values(r, panel.metric) for r in by_recipe.values())
         lines = (
-            self.row_report(panel, row, records, scatter)
+            RowReport(
+                row=row,
+                records=tuple(records),
+                metric=panel.metric,
+                differences=tuple(self.row_differences(panel, row, records, scatter)),
+                step=self.steps.get(row.recipe),
+            )
             for row, row_groups in groups.items()
             for records in row_groups.values() or [[]]
         )
         return PanelReport(panel=panel, lines=tuple(lines), scatter=scatter)
 
-    def row_report(
-        self, panel: Panel, row: Row, records: list[Record], scatter: Scatter | None
-    ) -> RowReport:
-        differences = (
-            Difference()
-            if other == row or not records
-            else self.row_difference(panel, records, other, self.shown_budget(row), scatter)
-            for other in self.table.compared_rows(panel, row)
-        )
-        return RowReport(
-            row=row,
-            records=tuple(records),
-            metric=panel.metric,
-            differences=tuple(differences),
-            step=self.steps.get(row.recipe),
-        )
-
-    def row_difference(
-        self, panel: Panel, ours: list[Record], other: Row, budget: float, scatter: Scatter | None
-    ) -> Difference:
-        """The difference to those of another row's records that are comparable."""
-        comparable = kind_of(ours[0].recipe).comparable
-        candidates = _in_groups(self.record_groups(other, budget))
-        theirs = [record for record in candidates if comparable(ours[0], record)]
-        return compare_records(ours, theirs, panel.metric, scatter)
+    def row_differences(
+        self, panel: Panel, row: Row, ours: list[Record], scatter: Scatter | None
+    ) -> Iterator[Difference]:
+        """The differences to those of other rows' records that are comparable."""
+        for other in self.table.compared_rows(panel, row):
+            if other == row or not ours:
+                yield Difference()
+                continue
+            comparable = kind_of(ours[0].recipe).comparable
+            candidates = chain(*self.record_groups(other, self.shown_budget(row)).values())
+            theirs = [record for record in candidates if comparable(ours[0], record)]
+            yield compare_records(ours, theirs, panel.metric, scatter)
 
 
 def make_report(
@@ -244,15 +225,10 @@ def make_report(
     )
 
 
-def metric_value(record: Record, metric: MetricName) -> float:
-    """The metric of a run, in percent."""
-    right = 100 * record.accuracies.mean().item()
-    return 100 - right if metric == "error" else right
-
-
 def metric_values(records: Iterable[Record], metric: MetricName) -> list[float]:
-    """The metric of every run."""
-    return [metric_value(record, metric) for record in records]
+    """The metric of every run, in percent."""
+    right = (100 * record.accuracies.mean().item() for record in records)
+    return [100 - share if metric == "error" else share for share in right]
 
 
 def trained_runs(records: Iterable[Record]) -> list[Record]:
@@ -278,17 +254,19 @@ def compare_records(
     common = tuple(seed for seed in first if seed in second)
     if not common:
         return Difference()
-    pairs = [(first[seed], second[seed]) for seed in common]
-    seeds = [metric_value(mine, metric) - metric_value(other, metric) for mine, other in pairs]
+    mine, others = ([side[seed] for seed in common] for side in (first, second))
+    values = zip(metric_values(mine, metric), metric_values(others, metric), strict=True)
     sign = 1 if metric == "accuracy" else -1
-    count = min(len(record.accuracies) for pair in pairs for record in pair)
-    changes = (mine.accuracies[:count] - other.accuracies[:count] for mine, other in pairs)
-    by_seed_and_unit = 100 * sign * torch.stack(list(changes))
+    count = min(len(record.accuracies) for record in (*mine, *others))
+    ours_each, theirs_each = (
+        torch.stack([record.accuracies[:count] for record in side]) for side in (mine, others)
+    )
+    by_seed_and_unit = 100 * sign * (ours_each - theirs_each)
     several = len(common) >= LEAST_SEEDS
     return Difference(
         common=common,
-        by_seed=by_seed(seeds) if several else None,
-        by_image=kind_of(first[common[0]].recipe).interval(by_seed_and_unit.mean(0)),
+        by_seed=by_seed([own - other for own, other in values]) if several else None,
+        by_image=kind_of(mine[0].recipe).interval(by_seed_and_unit.mean(0)),
         by_both=by_seed_and_image(by_seed_and_unit) if several else None,
         by_pooled_seeds=scatter and _pooled_interval(first, second, metric, scatter),
     )
@@ -305,19 +283,6 @@ def _pooled_interval(
 def records_by_seed(records: Iterable[Record]) -> dict[int, Record]:
     """Records by their seeds, in that order."""
     return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
-
-
-def _in_groups(groups: Groups) -> Iterator[Record]:
-    return (record for group in groups.values() for record in group)
-
-
-def _seed_scatter(panel: Panel, groups: Mapping[Row, Groups]) -> Scatter | None:
-    """The scatter of seeds over the rows of a panel, each recipe once."""
-    values = {
-        row.recipe: metric_values(trained_runs(_in_groups(row_groups)), panel.metric)
-        for row, row_groups in groups.items()
-    }
-    return pooled_deviation(values.values())
 
 
 def _require_same_data(records: Iterable[Record]) -> None:
