@@ -7,19 +7,17 @@ import pytest
 import torch
 
 from neural_similarity_paper.recipes.end import ARMS, CHOSEN, DECAY, EPOCHS
-from neural_similarity_paper.studies.end_report import (
+from neural_similarity_paper.studies.end import (
+    END_SEARCH,
+    PEAKS,
     PRIMARY,
     SECONDARY,
     ArmKey,
+    choose_settings,
     end_to_markdown,
     judge_primary,
     judge_secondary,
     level_factor,
-)
-from neural_similarity_paper.studies.end_search import (
-    END_SEARCH,
-    PEAKS,
-    choose_settings,
 )
 from neural_similarity_paper.studies.sheets import SCORED, read_sheet
 

@@ -19,9 +19,8 @@ from neural_similarity.lab.train.statistics import by_task
 from neural_similarity_paper import tables
 from neural_similarity_paper.tables import (
     TABLES,
-    few_shot_records,
+    kinds,
     make_report,
-    recording,
     records,
 )
 from neural_similarity_paper.tables import (
@@ -149,7 +148,7 @@ def test_records_tell_every_task(results):
 def tiny_table(monkeypatch):
     """Table 6 of tasks as small as ours."""
     for name, value in {"TABLE_WAYS": 2, "TABLE_QUERIES": 3}.items():
-        monkeypatch.setattr(few_shot_records, name, value)
+        monkeypatch.setattr(kinds, name, value)
     entry = tomllib.loads(table_rows.FILE.read_text("utf-8"))["6"]
     monkeypatch.setitem(TABLES, "6", table_rows.make_table(entry | {"shots": (2, 1)}))
 
@@ -291,7 +290,7 @@ def test_retrained_runs_are_of_their_recipe(tmp_path):
     path = run.path / "environment.json"
     for changed in ({"step": 1, "growth": 9.0}, json.loads(path.read_text())["retrained"]):
         edit(path, retrained=changed)
-        assert ("steps" in recording.overridden_fields(run)) == (changed["growth"] == 9.0)
+        assert ("steps" in records.overridden_fields(run)) == (changed["growth"] == 9.0)
 
 
 @pytest.mark.parametrize("change", ["statistics", "classes"])

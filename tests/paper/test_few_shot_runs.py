@@ -22,11 +22,11 @@ from neural_similarity.nn import Diagonal, Static
 from neural_similarity_paper.tables import (
     TABLES,
     Scope,
-    few_shot_records,
+    kinds,
     missing_lines,
-    recording,
     wanted_records,
 )
+from neural_similarity_paper.tables.records import overridden_fields
 from neural_similarity_paper.tables.rows import Panel, Row, Table
 
 NAMING = replace(TINY, select_on="val")
@@ -55,8 +55,8 @@ def world():
         for name, recipe in OWN.items():
             patch.setitem(RECIPES, name, recipe)
         patch.setitem(TABLES, "6", Table("Tiny", (Panel("tiny", "accuracy", ROWS),)))
-        patch.setattr(few_shot_records, "TABLE_WAYS", 2)
-        patch.setattr(few_shot_records, "TABLE_QUERIES", 3)
+        patch.setattr(kinds, "TABLE_WAYS", 2)
+        patch.setattr(kinds, "TABLE_QUERIES", 3)
         yield
 
 
@@ -268,7 +268,7 @@ def test_a_start_is_of_its_recipe_and_the_same_seed_and_classes(done, tmp_path, 
     config = content["start"]["config"] | changes.get("config", {})
     content["start"] |= changes | {"config": config}
     path.write_text(json.dumps(content))
-    assert recording.overridden_fields(session.open_run(folder)) == fields
+    assert overridden_fields(session.open_run(folder)) == fields
 
 
 @pytest.mark.parametrize(
@@ -343,6 +343,6 @@ def test_records_name_no_folder_of_the_machine(done):
 
 def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
     folder = shutil.copytree(done / "runs/mini-tadam-1-seed4-all", tmp_path / "run")
-    assert recording.overridden_fields(session.open_run(folder)) == []
+    assert overridden_fields(session.open_run(folder)) == []
     edit(folder / "environment.json", "start", "config", steps=99)
-    assert recording.overridden_fields(session.open_run(folder)) == ["start"]
+    assert overridden_fields(session.open_run(folder)) == ["start"]

@@ -13,7 +13,7 @@ from neural_similarity.lab.recipes import FAMILIES, RECIPES, STARTS
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.train import RunError
 from neural_similarity.nn import Diagonal, Dynamic, Full, SphereNet, Static
-from neural_similarity_paper.tables import TABLES, read_records, recording
+from neural_similarity_paper.tables import TABLES, read_records, records
 from neural_similarity_paper.tables.records import changed_fields
 from neural_similarity_paper.tables.rows import Panel, Row, Table
 
@@ -92,12 +92,12 @@ def test_a_path_by_way_of_another_recipe_has_no_record(path, tmp_path):
     before = file.read_text()
     edit(file, "start", "start", "config", lr=0.5)
     try:
-        assert recording.overridden_fields(run_of(path, ALL)) == ["start"]
+        assert records.overridden_fields(run_of(path, ALL)) == ["start"]
         with pytest.raises(RunError, match="it overrides start"):
-            recording.write_records(run_of(path, ALL), tmp_path)
+            records.write_records(run_of(path, ALL), tmp_path)
     finally:
         file.write_text(before)
-    assert recording.overridden_fields(run_of(path, ALL)) == []
+    assert records.overridden_fields(run_of(path, ALL)) == []
 
 
 def test_another_similarity_takes_the_folded_network(path):
@@ -124,8 +124,8 @@ def test_another_start_is_another_run(path, change):
 
 def test_a_start_on_other_data_has_no_record(path):
     run = run_of(path, ALL)
-    assert recording.overridden_fields(run) == []
-    assert recording.overridden_fields(replace(run, digest="of other data")) == ["start"]
+    assert records.overridden_fields(run) == []
+    assert records.overridden_fields(replace(run, digest="of other data")) == ["start"]
 
 
 def test_a_named_path_needs_its_backbone(path, capsys):

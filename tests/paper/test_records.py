@@ -27,8 +27,7 @@ from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.models.counts import macs
 from neural_similarity_paper.tables import read_costs, read_records
-from neural_similarity_paper.tables.recording import write_records
-from neural_similarity_paper.tables.records import read_record
+from neural_similarity_paper.tables.records import read_record, write_records
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 

@@ -9,14 +9,14 @@ from torch.nn import functional as F
 
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity_paper.statistics import by_seed_and_image
-from neural_similarity_paper.studies import restore, restore_picture, restore_task
+from neural_similarity_paper.studies import restore, restore_picture
 from neural_similarity_paper.studies.adapt_report import study_to_markdown
 from neural_similarity_paper.studies.rates import Trial
-from neural_similarity_paper.studies.restore import RESTORE
-from neural_similarity_paper.studies.restore_task import (
+from neural_similarity_paper.studies.restore import (
     CAMERAS,
     PREPARATIONS,
     RATE_CAMERAS,
+    RESTORE,
     TRAINED_FOR,
     Deblurring,
     observe,
@@ -98,7 +98,7 @@ def tiny_study(monkeypatch, tmp_path):
     parts |= {"held_out": images(3, seed=2), "test": images(5, seed=3)}
     monkeypatch.setattr(restore, "load_sharp", lambda *_: parts)
     monkeypatch.setattr(restore, "STEPS", 1)
-    monkeypatch.setattr(restore_task, "PRETRAINING", {"batch": 2, "steps": 1, "rate": 1e-3})
+    monkeypatch.setattr(restore, "PRETRAINING", {"batch": 2, "steps": 1, "rate": 1e-3})
     monkeypatch.chdir(tmp_path)
     restore.load_backbone.cache_clear()
     ways = {way: RESTORE.ways[way] for way in ("m", "all", "m-all", "nothing", "input", "turned")}
@@ -194,7 +194,7 @@ def test_a_sheet_of_another_network_or_images_is_refused(tiny_study, tmp_path, o
     tiny_study.run(*arguments)
     if other == "backbone":
         (tmp_path / "runs/adapt-restore/tiny-4.pt").unlink()
-        restore_task.PRETRAINING["rate"] = 2e-3
+        restore.PRETRAINING["rate"] = 2e-3
     else:
         restore.load_sharp()["test"].mul_(0.5)
     restore.load_backbone.cache_clear()

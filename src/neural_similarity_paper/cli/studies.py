@@ -17,8 +17,7 @@ from neural_similarity_paper.studies.adapt_continual import CONTINUAL
 from neural_similarity_paper.studies.adapt_map import MAP
 from neural_similarity_paper.studies.adapt_report import draw_study, study_to_markdown
 from neural_similarity_paper.studies.adapt_unlabelled import KNOWN_CHANGES, STREAM
-from neural_similarity_paper.studies.end_report import end_to_markdown
-from neural_similarity_paper.studies.end_search import END_SEARCH, run_search
+from neural_similarity_paper.studies.end import END_SEARCH, end_to_markdown, run_search
 from neural_similarity_paper.studies.new_heads import (
     NEW_HEADS,
     new_heads_to_markdown,

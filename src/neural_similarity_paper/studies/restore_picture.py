@@ -15,8 +15,7 @@ from neural_similarity.files import new_file
 from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity_paper.studies.adapt_study import Study
-from neural_similarity_paper.studies.restore import INPUT, RESTORE, restore_images
-from neural_similarity_paper.studies.restore_task import score_images
+from neural_similarity_paper.studies.restore import INPUT, RESTORE, restore_images, score_images
 from neural_similarity_paper.studies.sheets import read_sheet
 
 SHOWN, IMAGES = (INPUT, "nothing", "m", "adafm", "all"), 3

@@ -10,7 +10,7 @@ from neural_similarity.lab.train import Runtime, choose_runtime
 from neural_similarity.lab.train.environment import describe_environment
 from neural_similarity.lab.train.files import check_fields, hold_lock, read_result, write_result
 from neural_similarity.lab.train.runtime import cpu_threads
-from neural_similarity_paper.tables.recording import code_of, machine_of
+from neural_similarity_paper.tables.records import code_of, machine_of
 
 ReportLine = Callable[[str], None]
 SCORED = {"accuracy": float | int, "score_precision": str | None}

@@ -2,16 +2,16 @@
 
 from neural_similarity_paper.tables.costs import StepCosts as StepCosts
 from neural_similarity_paper.tables.costs import read_costs as read_costs
-from neural_similarity_paper.tables.forecast import training_seconds as training_seconds
 from neural_similarity_paper.tables.kinds import Wanted as Wanted
 from neural_similarity_paper.tables.missing import Line as Line
 from neural_similarity_paper.tables.missing import Scope as Scope
 from neural_similarity_paper.tables.missing import missing_lines as missing_lines
+from neural_similarity_paper.tables.missing import training_seconds as training_seconds
 from neural_similarity_paper.tables.missing import wanted_records as wanted_records
 from neural_similarity_paper.tables.pages import to_markdown as to_markdown
 from neural_similarity_paper.tables.plots import draw_report as draw_report
-from neural_similarity_paper.tables.recording import write_records as write_records
 from neural_similarity_paper.tables.records import read_records as read_records
+from neural_similarity_paper.tables.records import write_records as write_records
 from neural_similarity_paper.tables.report import make_report as make_report
 from neural_similarity_paper.tables.rows import TABLES as TABLES
 from neural_similarity_paper.tables.rows import Row as Row

@@ -1,18 +1,31 @@
-"""What a table lacks, as commands: a line a run, in stages where one run starts from another."""
+"""What a table lacks, as commands: a line a run, in stages where one run starts from another.
+
+How long their training takes is told by the records of their recipes.
+"""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import open_run
 from neural_similarity.lab.train import Run, RunError
+from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
 from neural_similarity.lab.train.runtime import PrecisionChoice
 from neural_similarity_paper.tables.kinds import Key, Wanted
-from neural_similarity_paper.tables.recording import overridden_fields
-from neural_similarity_paper.tables.records import budget_name, kind_of, read_placed, records_folder
+from neural_similarity_paper.tables.records import (
+    budget_folders,
+    budget_name,
+    kind_of,
+    overridden_fields,
+    read_placed,
+    read_record,
+    record_files,
+    records_folder,
+)
 from neural_similarity_paper.tables.rows import Row
 
 THREADS = 1
@@ -181,3 +194,26 @@ def require_same_run(run: Run, key: Key, budget: float) -> None:
             f"{budget:g}: it differs in {', '.join(changed)}; move it away or name another folder "
             "with --runs"
         )
+
+
+def training_seconds(lines: Iterable[Line], scope: Scope, device: str) -> tuple[float, int]:
+    """Seconds that runs train one after another, whole, and the number of runs without a forecast.
+
+    An update takes the median of the recipe's records on CPUs where `device` is "cpu", else on
+    GPUs: whatever their make, so that the forecast tells an evening from a week, no more.
+    """
+    known, unknown = 0.0, 0
+    for line in lines:
+        if line.commands[0][0] != "train":
+            continue
+        name = line.run.name
+        folders = budget_folders(scope.results, name)
+        records = [read_record(path) for folder in folders for path in record_files(folder, name)]
+        paces = [
+            record.training["seconds"] / record.training["steps"]
+            for record in records
+            if (record.environment["device"] == "cpu") == (device == "cpu")
+        ]
+        known += scale_recipe(RECIPES[name], scope.budget).steps * median(paces) if paces else 0.0
+        unknown += not paces
+    return known, unknown

@@ -5,8 +5,7 @@ from typing import Any
 
 from neural_similarity.lab.train.plots import write_picture
 from neural_similarity.lab.train.statistics import Interval
-from neural_similarity_paper.tables.notes import BETTER
-from neural_similarity_paper.tables.pages import paper_change
+from neural_similarity_paper.tables.pages import BETTER, paper_change
 from neural_similarity_paper.tables.report import PanelReport, Report, RowReport
 
 PAPER_COLOUR, SEED_COLOUR, IMAGE_COLOUR = "tab:orange", "tab:blue", "tab:gray"

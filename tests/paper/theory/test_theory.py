@@ -13,7 +13,7 @@ from torch import nn
 import neural_similarity as ns
 from neural_similarity.lab import cli
 from neural_similarity_paper.learned import learned
-from neural_similarity_paper.theory import bias, euler, factors, flow, order, spectra
+from neural_similarity_paper.theory import bias, euler, flow, order, spectra
 from neural_similarity_paper.theory.measures import effective_rank, nuclear_norm, seed_generators
 
 
@@ -67,9 +67,9 @@ def test_equation_6_is_the_derivative_of_the_product():
 @pytest.mark.parametrize("kind", ["regression", "sensing", "completion"])
 def test_plain_descent_from_little_finds_the_solution_of_least_norm(kind):
     random = seed_generators(2)
-    data = factors.make_problem(kind, random)
-    start = factors.initial_factors([factors.Start("little", 1, 1e-6)], random)
-    products, losses, _ = factors.descend_factors(data, start, 0.05, [0, 3000])
+    data = bias.make_problem(kind, random)
+    start = bias.initial_factors([bias.Start("little", 1, 1e-6)], random)
+    products, losses, _ = bias.descend_factors(data, start, 0.05, [0, 3000])
     expected = data.least_norm()
     assert (products[-1, :, 0] - expected).norm() < 2e-2 * expected.norm()
     assert losses[-1].max() < 1e-3 * losses[0].max()
@@ -78,27 +78,27 @@ def test_plain_descent_from_little_finds_the_solution_of_least_norm(kind):
 
 
 def test_a_product_from_the_identity_is_the_plain_kernel_at_first():
-    starts = [factors.Start("I", depth, 1.0) for depth in (1, 2, 3)]
-    begun = [factors.initial_factors([start], seed_generators(2)) for start in starts]
-    whole = [factors.factor_product(each) for each in begun]
+    starts = [bias.Start("I", depth, 1.0) for depth in (1, 2, 3)]
+    begun = [bias.initial_factors([start], seed_generators(2)) for start in starts]
+    whole = [bias.factor_product(each) for each in begun]
     assert torch.equal(whole[0], whole[1])
     assert torch.equal(whole[0], whole[2])
     with pytest.raises(ValueError, match=r"one depth, got \[1, 2\]"):
-        factors.initial_factors(starts[:2], seed_generators(1))
+        bias.initial_factors(starts[:2], seed_generators(1))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_snapshots_are_of_their_steps(depth):
     random = seed_generators(2)
-    data = factors.make_problem("sensing", random)
-    start = factors.initial_factors([factors.Start("I", depth, 1.0)], random)
-    products, losses, last = factors.descend_factors(data, start, 0.05, [0, 3])
-    assert torch.equal(products[0], factors.factor_product(start))
+    data = bias.make_problem("sensing", random)
+    start = bias.initial_factors([bias.Start("I", depth, 1.0)], random)
+    products, losses, last = bias.descend_factors(data, start, 0.05, [0, 3])
+    assert torch.equal(products[0], bias.factor_product(start))
     misses = data.measured_targets - data.operator @ products[..., 0, :, :].flatten(2)[..., None]
     torch.testing.assert_close(losses[..., 0], 0.5 * misses.square().sum((2, 3)))
-    moved = factors.descend_factors(data, start, 0.05, [2])[2]  # after 3 steps, as the snapshot
-    torch.testing.assert_close(products[1], factors.factor_product(moved))
-    assert not torch.equal(products[1], factors.factor_product(last))
+    moved = bias.descend_factors(data, start, 0.05, [2])[2]  # after 3 steps, as the snapshot
+    torch.testing.assert_close(products[1], bias.factor_product(moved))
+    assert not torch.equal(products[1], bias.factor_product(last))
 
 
 def test_what_is_measured_of_a_start(monkeypatch):

@@ -1,17 +1,26 @@
-"""What the networks trained to the end say, by the rules of docs/evidence/end.md."""
+"""What the networks trained to the end say, by the rules of docs/evidence/end.md; their search.
+
+Learning rate and decay of the arms of `recipes.end` are chosen on held-out training images: each of
+three peaks at the usual decay, then two more decays at the best peak, for 16 epochs with seed 0. No
+test image is scored for a choice.
+"""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from neural_similarity.lab.errors import RunError
+from neural_similarity.lab.train.journal import read_lines
+from neural_similarity.lab.train.run import read_facts
 from neural_similarity.lab.train.statistics import Interval
-from neural_similarity_paper.recipes.end import ARMS, EPOCHS
+from neural_similarity.lab.train.stopping import signals_noted
+from neural_similarity_paper.recipes.end import ARMS, DECAY, EPOCHS
 from neural_similarity_paper.statistics import (
     by_arm_and_image,
     equivalence_p,
@@ -19,9 +28,11 @@ from neural_similarity_paper.statistics import (
     mean_and_deviation,
 )
 from neural_similarity_paper.studies.reading import CONTENT
+from neural_similarity_paper.studies.sheets import SCORED, ReportLine, filling_alone, open_sheet
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.records import read_records
 from neural_similarity_paper.tables.report import records_by_seed
+from neural_similarity_paper.tables.running import start_process, wait_for
 
 LOOKS, LOOK_LEVEL = (8, 16), 0.0294
 """Seeds of each arm at the two looks of the primary comparison, and Pocock's level of each."""
@@ -238,3 +249,61 @@ def _judged_table(judged: Sequence[Judged]) -> str:
         for each in judged
     ]
     return markdown_rows(head, *rows)
+
+
+END_SEARCH = "end-search"
+"""Folder of the sheets below that of all results."""
+PEAKS, DECAYS = (0.1, 0.2, 0.4), (2.5e-4, 1e-3)
+HELD_OUT, SEED, SEARCH_EPOCHS = 5_000, 0, 16
+
+
+class Settings(NamedTuple):
+    """What a run trains with."""
+
+    peak: float
+    decay: float
+
+    def __str__(self) -> str:
+        return f"{self.peak:g} {self.decay:g}"
+
+
+def choose_settings(score: Callable[[Settings], float]) -> Settings:
+    """The settings with the highest accuracy on held-out images, the first of equal ones."""
+
+    def best(tried: Sequence[Settings]) -> Settings:
+        scores = [score(settings) for settings in tried]
+        return tried[scores.index(max(scores))]
+
+    first = best([Settings(peak, DECAY) for peak in PEAKS])
+    return best([first, *(first._replace(decay=decay) for decay in DECAYS)])
+
+
+def run_search(arm: str, data: Path, results: Path, report: ReportLine) -> None:
+    """Run what the search of an arm lacks; every run is kept, and one that is stopped goes on."""
+    with filling_alone(results / END_SEARCH):
+        terms = {"epochs": SEARCH_EPOCHS, "held_out": HELD_OUT, "seed": SEED}
+        sheet = open_sheet(results / END_SEARCH / f"{arm}.json", SCORED, arm=arm, **terms)
+        choose_settings(lambda s: sheet.run(s, lambda _: train_arm(arm, s, data), report))
+
+
+def train_arm(arm: str, settings: Settings, data: Path) -> dict[str, Any]:
+    """Train an arm in a process of its own, from where it was stopped; its scores.
+
+    Raises:
+        RunError: it ended with an error.
+    """
+    folder = Path("runs") / END_SEARCH / f"{arm}-{str(settings).replace(' ', '-')}"
+    words = ["train", "--resume", f"{folder}"]
+    if not folder.exists():
+        words = ["train", f"cifar10-end-{arm}", "--budget", f"{EPOCHS[SEARCH_EPOCHS]}"]
+        words += ["--lr", f"{settings.peak}", "--weight-decay", f"{settings.decay}"]
+        words += ["--validation", f"{HELD_OUT}", "--seed", f"{SEED}", "--out", f"{folder}"]
+        words += ["--threads", "1"]
+    if not (folder / "summary.json").exists():
+        with signals_noted() as stop:
+            code = wait_for(start_process([*words, "--data", f"{data}"], None), stop)
+        if code:
+            raise RunError(f"nsim train ended with {code}; the same command goes on with {folder}")
+    last, summary = read_lines(folder / "metrics.jsonl")[-1], read_facts(folder / "summary.json")
+    scores = {"accuracy": last["validation_accuracy"], "loss": last["validation_loss"]}
+    return scores | {"score_precision": summary["score_precision"]}
