@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks import distributed, exported, networks, performance, price, rivals, subjects
-from benchmarks.authors import origins
+from benchmarks import distributed, exported, networks, performance, price, subjects
 from benchmarks.case import KINDS
 from benchmarks.measure import Watch
 from benchmarks.networks import COMPARED, KNOWN, NETWORKS, PREDICTORS, texts_of
 from benchmarks.options import PROGRAM, Options, PageOptions, given_options, without_folders
 from benchmarks.report import Report, Row, to_markdown, write_report
-from benchmarks.rivals import RivalOptions
 from neural_similarity.files import write_text
 from neural_similarity.lab.cli import exit_code
 from neural_similarity.lab.cli.commands import (
@@ -40,10 +38,6 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
         subjects.operators,
         Options(rounds=9, batch=(32, 128), size=(32, 16, 8), similarity=KINDS),
     ),
-    "scaling": (
-        subjects.scaling,
-        replace(FP32, threads=(1, 2), batch=(1, 4, 16, 64, 256), size=(32, 64, 112, 160, 224)),
-    ),
     "widths": (subjects.widths, replace(FP32, batch=(8,), size=(56, 28, 14, 7), similarity=KINDS)),
     "layers": (subjects.layers, replace(FP32, rounds=9, batch=(1, 8), similarity=KINDS)),
     "training": (networks.training, Options(batch=(128,), similarity=SIMILARITIES)),
@@ -69,7 +63,6 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
         exported.exported,
         replace(FP32, batch=(1, 8), size=(160,), network=("ResNet-18",)),
     ),
-    "rivals": (rivals.rivals, RivalOptions(dtype="fp32", rounds=7, threads=(1,), batch=(8,))),
     "recipes": (networks.recipes, Options(dtype="bf16", batch=(128,))),
     "inference": (networks.inference, Options(batch=(1, 128), similarity=SIMILARITIES)),
 }
@@ -107,7 +100,6 @@ def _run(name: str, args: Sequence[str]) -> int:
         "similarities": texts_of(name for name in options.similarity if name in KNOWN),
         "recipes": {name: recipe_to_json(RECIPES[name]) for name in recipes},
         "keeps_memory": keep_freed_memory(),
-        **({"rivals": origins(options.code)} if isinstance(options, RivalOptions) else {}),
         "norms": "torch",
     }
     watch = Watch()

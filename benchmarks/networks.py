@@ -14,9 +14,9 @@ from torch.optim import SGD, Optimizer
 from benchmarks import oracle
 from benchmarks.case import Case, Placed, Subject, moved, seeded
 from benchmarks.compare import Entrant, compare, forward_call
-from benchmarks.measure import Call, Clock, macs
+from benchmarks.measure import Call, macs
 from benchmarks.options import Options
-from benchmarks.oracle import Checker, Errors
+from benchmarks.oracle import Checker
 from benchmarks.report import Group, Row
 from neural_similarity import models
 from neural_similarity.conversion import convert, fold
@@ -167,8 +167,6 @@ def updates(
     case: Case,
     build: Callable[[Case, str], nn.Module],
     names: Iterable[str],
-    errors: Callable[[Checker, Subject], Errors] = Checker.errors,
-    clock: Clock | None = None,
 ) -> list[Row]:
     """Updates of networks on one batch: no data, no log."""
     images = case.images(case.batch)
@@ -182,7 +180,7 @@ def updates(
         return partial(update, module, optimizer, (images, labels))
 
     pairs = [(one, call(one.module)) for one in subjects]
-    return _compared({"what": what}, case, STEP, pairs, errors, clock)
+    return _compared({"what": what}, case, STEP, pairs)
 
 
 def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> None:
@@ -195,12 +193,7 @@ def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> N
 
 
 def _compared(
-    words: Group,
-    case: Case,
-    what: str,
-    pairs: Iterable[tuple[Subject, Call]],
-    errors: Callable[[Checker, Subject], Errors] = Checker.errors,
-    clock: Clock | None = None,
+    words: Group, case: Case, what: str, pairs: Iterable[tuple[Subject, Call]]
 ) -> list[Row]:
     """Subjects and the calls that are timed of them."""
     check, images = checker_of(case), case.images(case.batch)
@@ -209,13 +202,13 @@ def _compared(
     def enter(one: Subject, call: Call) -> Entrant:
         return Entrant(
             name=one.name,
-            errors=partial(errors, check, one),
+            errors=partial(check.errors, one),
             calls={what: call},
             costs={"macs": lambda: macs(one.module, [images]) / case.batch},
             speeds={"images_per_second": case.batch},
         )
 
-    return compare(group, [enter(*pair) for pair in pairs], case, clock)
+    return compare(group, [enter(*pair) for pair in pairs], case)
 
 
 def _of_timm(name: str) -> nn.Module:

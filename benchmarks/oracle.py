@@ -118,11 +118,6 @@ def error_of(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
     return inf if isnan(value) else value
 
 
-def joined_numbers(tensors: Iterable[Tensor]) -> Tensor:
-    """All of their numbers, without gradients."""
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
-
-
 def trained(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of a module whose gradients count."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]

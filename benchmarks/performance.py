@@ -24,7 +24,6 @@ HEADINGS = {
     "operators": "Operators",
     "widths": "Widths of a ResNet",
     "layers": "Grouped, depthwise and narrow layers",
-    "scaling": "Batch size, resolution, threads",
     "training": "Training",
     "networks": "Whole networks",
     "price": "The price of M",
@@ -33,7 +32,7 @@ HEADINGS = {
     "recipes": "Networks of the tables",
     "inference": "Inference",
 }
-"""The sections in their order."""
+"""The sections in their order; `rivals` is a record that is shown still."""
 BOLD = "Best to worst of all sizes that were measured. **Bold**: the limit is not reached."
 
 
@@ -153,7 +152,7 @@ def _note_left_out(before: Report, after: Report) -> list[str]:
 def _caveats(report: Report) -> Iterator[str]:
     """What was otherwise when an old report was made, by the heading of what is said of it."""
     facts = report.environment
-    if not facts.get("keeps_memory", report.bench in ("scaling", "recipes")):
+    if not facts.get("keeps_memory", report.bench == "recipes"):
         yield "Freed memory"
     if report.bench in ("training", "inference") and "similarities" not in facts:
         yield "Predictors without batch normalisation"
@@ -161,7 +160,7 @@ def _caveats(report: Report) -> Iterator[str]:
         yield "Norms in C"
 
 
-PIVOTED = ("operators", "widths", "scaling")
+PIVOTED = ("operators", "widths")
 """Reports of so many sizes that a table has a column for each."""
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from benchmarks import formulations, oracle
 from benchmarks.case import (
     KERNEL,
-    KINDS,
     PADDING,
     TAPS,
     Case,
@@ -22,7 +21,7 @@ from benchmarks.case import (
 from benchmarks.compare import Entrant, alternated_calls, compare, cpu_clock, forward_call
 from benchmarks.measure import Clock, macs, saved_bytes
 from benchmarks.options import Options
-from benchmarks.oracle import Checker, Errors, outcome, trained
+from benchmarks.oracle import Checker, outcome, trained
 from benchmarks.report import Row
 from neural_similarity.functional import similarity_conv2d
 from neural_similarity.nn import Conv2d, parse_similarity
@@ -38,7 +37,7 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
 """Our ways, by the kind of device."""
 EXTENT, WIDE = 1024, 3584
 """Channels times size of maps, as networks that halve one to double the other have, and ResNets."""
-SCALED_CHANNELS, QUICK_SIZE = 32, 4
+QUICK_SIZE = 4
 MOST_FULL = 9
 """Taps up to which a full M is measured: at 49 it has 2401 numbers a position."""
 LAYERS = {
@@ -83,28 +82,8 @@ def layers(options: Options) -> Iterator[Row]:
             yield from compared_rows(words, one, both, cpu_clock(one))
 
 
-def scaling(options: Options) -> Iterator[Row]:
-    """Our operators as batches and images grow."""
-    sweeps = {
-        "by batch": replace(options, size=options.size[:1]),
-        "by size": replace(options, batch=options.batch[:2][-1:]),
-    }
-    for sweep, part in sweeps.items():
-        for case in part.cases():
-            kinds = [replace(case, channels=SCALED_CHANNELS, kind=kind) for kind in KINDS]
-            chosen = [
-                torch_layer(kinds[0]),
-                *(our_operator(f"ours, {one.kind}", one) for one in kinds),
-            ]
-            yield from compared_rows({"sweep": sweep}, kinds[0], chosen)
-
-
 def compared_rows(
-    words: dict[str, str],
-    case: Case,
-    chosen: Iterable[Subject],
-    clock: Clock | None = None,
-    errors: Callable[[Checker, Subject], Errors] = Checker.errors,
+    words: dict[str, str], case: Case, chosen: Iterable[Subject], clock: Clock | None = None
 ) -> list[Row]:
     """Rows of operators and layers: their times, forward alone and with backward, and costs."""
     checker = Checker(case.operands.grad, case.dtype)
@@ -117,7 +96,7 @@ def compared_rows(
 
         return Entrant(
             name=subject.name,
-            errors=partial(errors, checker, subject),
+            errors=partial(checker.errors, subject),
             may_fail=subject.may_fail,
             calls={FORWARD: forward_call(module, inputs), BOTH: alternated_calls(both, inputs)},
             costs={
@@ -164,14 +143,14 @@ def our_operator(name: str, case: Case, backend: Backend = "auto") -> Subject:
     return _operator(name, function, case, case.operands.dynamic)
 
 
-def our_layer(case: Case, name: str = LAYER, text: str = "") -> Subject:
-    """Our layer of the similarity `text`, by default a dynamic one, in bf16 by autocast."""
-    width, similarity = case.channels, parse_similarity(text or f"dynamic-{case.kind}")
+def our_layer(case: Case) -> Subject:
+    """Our layer with a dynamic similarity, in bf16 by autocast."""
+    width, similarity = case.channels, parse_similarity(f"dynamic-{case.kind}")
     with seeded():
         module = Conv2d(width, width, KERNEL, padding=PADDING, bias=False, similarity=similarity)
         moved(module)
     return Subject(
-        name=name,
+        name=LAYER,
         module=Placed(module, case.runtime),
         inputs=(case.operands.x,),
         oracle=oracle.network,

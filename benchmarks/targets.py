@@ -1,28 +1,18 @@
 """What the project set out to reach, in targets.json, beside what was found."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report, Row, by_group
-from benchmarks.subjects import BASELINE
 from neural_similarity.files import read_json
-
-SWEEPS = {"by batch": "batch", "by size": "size"}
-"""What grows, by the name of a sweep."""
-GROWING: dict[str, Callable[[Row], float | None]] = {
-    "ns a position, forward + backward": lambda row: 1e9 * row.times["forward + backward"].seconds,
-    "peak bytes a position": lambda row: row.costs.get("peak_bytes"),
-}
-"""What grows with a sweep, times positions, by its label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A limit on what a benchmark finds: ratios of times, a cost, or how one grows."""
+    """A limit on what a benchmark finds: ratios of times, or a cost."""
 
     bench: str
     text: str
@@ -40,8 +30,6 @@ class Target:
     """A cost by whose ratio the ratio of times is divided."""
     cost: str | None = None
     """A cost, or "seconds": the times themselves."""
-    growth: str | None = None
-    """What grows: the worst of a step to the next size counts; half as much again is a cliff."""
     scale: float = 1.0
 
     def line(self, report: Report | None) -> tuple[str, str, str, str]:
@@ -56,9 +44,6 @@ class Target:
         return self.text, self.limit, " to ".join(ends), "reached" if reached else "**not reached**"
 
     def _found(self, report: Report) -> Iterator[float]:
-        if self.growth:
-            yield from _steps(report, self.growth)
-            return
         for rows in by_group(report.rows).values():
             for row in rows:
                 fits = (row.group.get(key) in values for key, values in self.where.items())
@@ -78,27 +63,6 @@ class Target:
                 if other.name == self.over and self.time in (what, None):
                     more = row.costs[self.per] / other.costs[self.per] if self.per else 1.0
                     yield row.times[what].ratio / other.times[what].ratio / more
-
-
-def _steps(report: Report, label: str) -> Iterator[float]:
-    """How much more a position costs at one size than at the size before it."""
-    for sweep in SWEEPS:
-        for name, points in growth(report, sweep, label).items():
-            if not name.startswith(BASELINE):
-                yield from (after / before for (_, before), (_, after) in pairwise(points))
-
-
-def growth(report: Report, sweep: str, label: str) -> dict[str, list[tuple[int, float]]]:
-    """What a position costs at the sizes of a sweep, by what was measured."""
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for row in report.rows:
-        cost = GROWING[label](row) if row.group["sweep"] == sweep and row.times else None
-        if cost is not None:
-            name = f"{row.name}, {row.group['dtype']}, threads {row.group['threads']}"
-            positions = int(row.group["batch"]) * int(row.group["size"]) ** 2
-            point = int(row.group[SWEEPS[sweep]]), cost / positions
-            lines.setdefault(name, []).append(point)
-    return {name: sorted(points) for name, points in lines.items()}
 
 
 TARGETS = [Target(**one) for one in read_json(Path(__file__).with_suffix(".json"))]

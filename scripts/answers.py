@@ -18,7 +18,6 @@ from neural_similarity_paper.studies.adapt_older import OLDER_MAP
 from neural_similarity_paper.studies.adapt_study import CellReport
 from neural_similarity_paper.tables import TABLES, make_report
 from neural_similarity_paper.tables.markdown import MINUS, markdown_rows, signed_number
-from neural_similarity_paper.tables.pages import our_result
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -130,14 +129,6 @@ def differences_to_plain(budget: float, panel: int = 0) -> dict[str, str]:
             count = f"{seeds} seed{'s' * (seeds > 1)}"
             found[line.row.label] = f"{signed_number(change.by_image.mean)} ({count})"
     return found
-
-
-def plain_errors() -> tuple[str, str, str]:
-    """Errors of the plain CNN: full and short schedule on CIFAR-10, short on CIFAR-100."""
-    wanted = ((1, 0), (0.125, 0), (0.125, 1))
-    panels = [make_report(TABLES["4"], budget=b, results=RESULTS).panels[i] for b, i in wanted]
-    full, short, hundred = (our_result(panel.lines[0]).partition(",")[0] for panel in panels)
-    return full, short, hundred
 
 
 def networks_table() -> str:

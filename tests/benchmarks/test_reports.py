@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compare, formulations, networks, performance, rivals
+from benchmarks import compare, formulations, networks, performance
 from benchmarks.__main__ import BENCHES, _run, main
 from benchmarks.case import Case
 from benchmarks.measure import Timing
@@ -21,13 +21,11 @@ from neural_similarity.lab.train.recipe import recipe_to_json
 
 QUICK = {
     "operators": ("--dtype", "fp32"),
-    "scaling": ("--threads", "1"),
     "training": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "widths": ("--similarity", "diagonal"),
     "layers": ("--similarity", "diagonal"),
     "networks": (),
     "price": ("--network", "ResNet-18", "--dtype", "bf16"),
-    "rivals": (),
     "recipes": (),
     "inference": ("--dtype", "fp32", "--similarity", "static-diagonal"),
     "exported": (),
@@ -132,13 +130,7 @@ def network(what, name, ratio, **changes):
 def timed(name, ratio, **changes):
     row = operator(name, times={"forward": at(1e-3, ratio), "both": at(3e-3, 2 * ratio)})
     costs = {"saved_bytes": 64.0 * ratio}
-    return replace(row, group=row.group | {"sweep": ""} | changes, costs=costs)
-
-
-def growing(batch, milliseconds):
-    group = {"sweep": "by batch", "dtype": "fp32", "channels": 32, "size": 32, "batch": batch}
-    times = {"forward + backward": at(milliseconds / 1e3)}
-    return Row(group=group | {"threads": 1}, name="ours", times=times)
+    return replace(row, group=row.group | changes, costs=costs)
 
 
 NOT, NARROW, WIDE = " **not reached**", {"channels": [32]}, {"channels": [64]}
@@ -155,15 +147,12 @@ NOT, NARROW, WIDE = " **not reached**", {"channels": [32]}, {"channels": [64]}
         ("≤ 4 floats", {"cost": "saved_bytes", "scale": 1 / 64}, "1.5 floats to 4 floats reached"),
         ("≤ 2 ms", {"cost": "seconds", "time": "both", "scale": 1e3}, "3 ms" + NOT),
         ("≤ 1", {"rows": "theirs", "over": "plain"}, " not measured"),
-        ("≤ 1.5", {"growth": "ns a position, forward + backward"}, "0.5 to 2" + NOT),
     ],
 )
 def test_targets_by_hand(limit, asked, found):
-    """Four times the batch in two and in eight times the time: by position half and twice."""
     target = Target(**{"bench": "operators", "text": "", "limit": limit, "rows": "ours"} | asked)
     rows = [timed("plain", 1.0), timed("ours", 1.5)]
     rows += [timed("plain", 1.0, channels=64), timed("ours", 4.0, channels=64)]
-    rows += [growing(1, 1), growing(4, 2), growing(16, 16)]
     assert " ".join(target.line(report("operators", *rows))[2:]) == found
 
 
@@ -261,7 +250,7 @@ def test_a_page_of_nothing_is_refused_and_the_old_one_stays(tmp_path, capsys):
 
 
 def test_every_benchmark_has_a_section():
-    assert set(performance.HEADINGS) == set(BENCHES) == set(QUICK)
+    assert set(performance.HEADINGS) - {"rivals"} == set(BENCHES) == set(QUICK)
     assert {target.bench for target in TARGETS} <= set(QUICK)
 
 
@@ -270,8 +259,6 @@ def test_every_benchmark_has_a_section():
 def test_commands_print_and_save(name, tmp_path, capsys, monkeypatch):
     few = ("cifar10-cnn", "cifar10-cnn++", "cifar10-dynamic-dns-shared")
     monkeypatch.setattr(networks, "COMPARED", few)
-    monkeypatch.setattr(rivals, "RIVALS", {"condconv-4": rivals.RIVALS["condconv-4"]})
-    monkeypatch.setattr(rivals, "OURS", ("cnn", "pooled"))
     args = [name, "--quick", "--device", "cpu", "--out", str(tmp_path), *QUICK[name]]
     assert main(args) == 0
     told = capsys.readouterr()
