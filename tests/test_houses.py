@@ -77,6 +77,23 @@ def test_the_library_needs_nothing_of_the_extra():
 
 
 @pytest.mark.long
+def test_the_library_runs_from_an_archive_without_its_c_code(tmp_path):
+    with zipfile.ZipFile(tmp_path / "library.zip", "w") as archive:
+        for path in [*SOURCES.rglob("*.py"), *SOURCES.rglob("*.pyi")]:
+            archive.write(path, Path("neural_similarity", path.relative_to(SOURCES)))
+    done = run(f"""
+import sys, warnings
+sys.path.insert(0, {archive.filename!r})
+import torch, neural_similarity as ns
+assert ns.__file__.startswith(sys.path[0])
+with warnings.catch_warnings(record=True) as caught:
+    ns.Conv2d(2, 2, 3, similarity="dynamic-diagonal")(torch.zeros(1, 2, 4, 4))
+assert "eager form" in str(caught[0].message) and "operators.c is missing" in str(caught[0].message)
+""")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "what"),
     [

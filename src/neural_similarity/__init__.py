@@ -11,7 +11,7 @@ from neural_similarity.choices import extra_needed as _extra_needed
 from neural_similarity.choices import stub_names as _stub_names
 
 __version__ = _VERSION
-_HOMES = _stub_names(__file__)
+_HOMES = _stub_names(__name__)
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -1,4 +1,7 @@
-"""Argument validation, the version, and what `dir` shows."""
+"""Argument validation, the version, and what `dir` shows.
+
+Every `require_...` raises a `ValueError` that names the argument, what it must be, and what came.
+"""
 
 import re
 import sys
@@ -10,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
+from pkgutil import get_data
 from types import ModuleType
 from typing import Any
 
@@ -27,20 +31,15 @@ def public_names(module: str) -> Callable[[], list[str]]:
     return listed_names
 
 
-def stub_names(init: str) -> dict[str, str]:
+def stub_names(package: str) -> dict[str, str]:
     """The names that the stub beside a package's `__init__.py` imports, with their modules."""
-    stub = Path(init).with_suffix(".pyi").read_text("utf-8")
-    return {
-        name: home for home, name in re.findall(r"^from (\S+) import (\w+)", stub, re.MULTILINE)
-    }
+    stub = get_data(package, "__init__.pyi") or b""  # It may lie in an archive.
+    lines = re.findall(r"^from (\S+) import (\w+)", stub.decode(), re.MULTILINE)
+    return {name: home for home, name in lines}
 
 
 def require_known(argument: str, name: str, names: Collection[str]) -> None:
-    """Check that `name` is one of `names`; the error suggests the nearest.
-
-    Raises:
-        ValueError: it names the argument, all choices, and what came.
-    """
+    """Check that `name` is one of `names`; the error suggests the nearest."""
     if not isinstance(name, str) or name not in names:
         raise ValueError(
             f"`{argument}` must be one of {', '.join(names)}, got {name!r}; "
@@ -49,31 +48,19 @@ def require_known(argument: str, name: str, names: Collection[str]) -> None:
 
 
 def require_count(argument: str, value: object) -> None:
-    """Check that a value is an integer of at least 1.
-
-    Raises:
-        ValueError: it names the argument and what came.
-    """
+    """Check that a value is an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"`{argument}` must be an integer of at least 1, got {value!r}")
 
 
 def require_flag(argument: str, value: object) -> None:
-    """Check that a value is True or False.
-
-    Raises:
-        ValueError: it names the argument and what came.
-    """
+    """Check that a value is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"`{argument}` must be True or False, got {value!r}")
 
 
 def require_text(argument: str, value: str) -> None:
-    """Check that text can be written in UTF-8; names of files can hold other bytes.
-
-    Raises:
-        ValueError: it names the argument and what came.
-    """
+    """Check that text can be written in UTF-8; names of files can hold other bytes."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -81,21 +68,13 @@ def require_text(argument: str, value: str) -> None:
 
 
 def require_least(argument: str, value: float, least: float = 1) -> None:
-    """Check that a number is at least `least`.
-
-    Raises:
-        ValueError: it names the argument, the least and what came.
-    """
+    """Check that a number is at least `least`."""
     if not (isinstance(value, Real) and value >= least):
         raise ValueError(f"`{argument}` must be at least {least}, got {value!r}")
 
 
 def require_positive(argument: str, value: float) -> None:
-    """Check that a number is positive.
-
-    Raises:
-        ValueError: it names the argument and what came.
-    """
+    """Check that a number is positive."""
     if not (isinstance(value, Real) and value > 0):
         raise ValueError(f"`{argument}` must be positive, got {value!r}")
 

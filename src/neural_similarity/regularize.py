@@ -91,32 +91,28 @@ def parameter_groups(
             parameters, overflow, have no second derivative, or are of fewer than two classes.
     """
     check_module(model)
-    predictor_decay = weight_decay if predictor_decay is None else predictor_decay
-    require_least("weight_decay", weight_decay, 0)
-    require_least("similarity_decay", similarity_decay, 0)
-    require_least("predictor_decay", predictor_decay, 0)
-    if sphere_decay is not None:
-        require_least("sphere_decay", sphere_decay, 0)
     decays = {
-        "weights": weight_decay,
-        "predictors": predictor_decay,
-        "spheres": sphere_decay,
-        "similarities": similarity_decay,
-        "undecayed": 0.0,
+        "weight": weight_decay,
+        "predictor": weight_decay if predictor_decay is None else predictor_decay,
+        "sphere": 0.0 if sphere_decay is None else sphere_decay,
+        "similarity": similarity_decay,
     }
-    groups = _parameters_by_group(model, with_spheres=sphere_decay is not None)
-    found = [
+    for kind, decay in decays.items():
+        require_least(f"{kind}_decay", decay, 0)
+    names = ("weights", "predictors", "spheres", "similarities", "undecayed")
+    members = _parameters_by_group(model, with_spheres=sphere_decay is not None)
+    groups: list[dict[str, Any]] = [
         {"name": name, "params": trained, "weight_decay": decay}
-        for name, decay in decays.items()
-        if (trained := [p for p in groups[name] if p.requires_grad])
+        for name, decay in zip(names, (*decays.values(), 0.0), strict=True)
+        if (trained := [p for p in members[name] if p.requires_grad])
     ]
     if logits is None:
-        return found
+        return groups
     if not callable(logits):
         raise ValueError(f"`logits` must be a function that computes outputs, got {logits!r}")
     if not (isinstance(momentum, Real) and 0 <= momentum < 1):
         raise ValueError(f"`momentum` must be at least 0 and below 1, got {momentum!r}")
-    trained = [p for group in found for p in group["params"]]
+    trained = [p for group in groups for p in group["params"]]
     if not trained:
         raise ValueError("`model` must have parameters that train for a learning rate, got none")
     with preserving_state(model):
@@ -125,7 +121,7 @@ def parameter_groups(
         with _without_hooks(trained):
             curvature = _largest_curvature(loss, trained)
     limit = 2 * (1 + momentum) / curvature
-    return [group | {"lr": _SHARE_OF_LIMIT * limit, "momentum": momentum} for group in found]
+    return [group | {"lr": _SHARE_OF_LIMIT * limit, "momentum": momentum} for group in groups]
 
 
 class _TwiceDifferentiable(TorchFunctionMode):

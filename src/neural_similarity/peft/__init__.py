@@ -12,7 +12,7 @@ from neural_similarity.choices import require_installed as _require_installed
 from neural_similarity.choices import stub_names as _stub_names
 from neural_similarity.choices import when_imported as _when_imported
 
-_HOMES = _stub_names(__file__)
+_HOMES = _stub_names(__name__)
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 _require_installed("peft", "ns.peft", "peft")
 

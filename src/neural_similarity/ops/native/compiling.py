@@ -81,7 +81,10 @@ def _chosen_command() -> list[str]:
 
 def _build_library(compiler: Sequence[str]) -> ctypes.CDLL | str:
     """The library that this compiler built, now or earlier, or why it failed."""
-    sources = [read_bytes(Path(__file__).parent / name) for name in _SOURCES]
+    try:
+        sources = [read_bytes(Path(__file__).parent / name) for name in _SOURCES]
+    except FileNotFoundError as error:  # as in an archive
+        return str(error)
     machine = " ".join(
         (*compiler, platform.machine(), _processor_features(), *_compiler_flags())
     ).encode()
