@@ -122,9 +122,15 @@ def test_layers_of_maps_and_of_angles(name, make):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "make"), [*others()])
+@pytest.mark.parametrize(("name", "make"), [*others(), ("attention, fused", attention)])
 def test_programs_of_layers_of_maps_and_of_angles(name, make):
+    """Those of `torch.export` for any batch, and any size where the layer has none of its own."""
     hold(testing.Case(name, make, (2, 4, 4, 3), ns.Static()), ("export", "compile"))
+    layer, sized = moved(make()).eval(), "global" in name or "none" in name
+    sizes = dict.fromkeys((0,) if sized else (0, 2, 3), torch.export.Dim.DYNAMIC)
+    x, other = torch.randn(2, 4, 4, 3), torch.randn(3, 4, *((4, 3) if sized else (6, 5)))
+    program = torch.export.export(layer, (x,), dynamic_shapes=(sizes,)).module()
+    torch.testing.assert_close(program(other), layer(other))
 
 
 class Sign(torch.nn.Module):

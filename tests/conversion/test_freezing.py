@@ -31,26 +31,12 @@ M = {"body.0.similarity.raw", "body.3.similarity.raw"}
         (["fc", "body.1"], {"fc.weight", "fc.bias", "body.1.weight", "body.1.bias"}),
         ("*.bias", {"body.0.bias", "body.1.bias", "body.3.bias", "fc.bias"}),
         ("body.[13]", {f"body.{i}.{name}" for i in (1, 3) for name in ("weight", "bias")}),
-        (
-            "*",
-            WEIGHTS,
-        ),
+        ("*", WEIGHTS),
         ("M", set()),
         ("head", {"fc.weight", "fc.bias"}),
         ("M+head+norm", {"fc.weight", "fc.bias", "body.1.weight", "body.1.bias"}),
         ("bias", {f"{i}.bias" for i in ("fc", "body.0", "body.1", "body.3")}),
         ("M+all", WEIGHTS),
-    ],
-    ids=[
-        "nothing",
-        "none of them",
-        "module",
-        "parameter",
-        "several",
-        "glob",
-        "class of names",
-        "all",
-        *["word"] * 5,
     ],
 )
 def test_similarities_and_what_is_named_train(network, train, extra, caplog):

@@ -70,10 +70,11 @@ def test_dynamic_with_a_constant_predictor_is_static(options, kind):
 
 
 @pytest.mark.parametrize(
-    ("ours", "plain", "sizes"), [(ns.Conv2d, nn.Conv2d, (4, 6, 3)), (ns.Linear, nn.Linear, (7, 5))]
+    ("kind", "sizes"), [("Conv2d", (4, 6, 3)), ("Linear", (7, 5)), ("LSTM", (7, 5))]
 )
 @named
-def test_same_seed_same_weights_as_torchs_and_the_device_asked_for(similarity, ours, plain, sizes):
+def test_same_seed_same_weights_as_torchs_and_the_device_asked_for(similarity, kind, sizes):
+    ours, plain = getattr(ns, kind), getattr(nn, kind)
     torch.manual_seed(3)
     layer = ours(*sizes, similarity=similarity)
     torch.manual_seed(3)

@@ -282,6 +282,12 @@ def test_attention_of_hyperspherical_convolutions(x):
     assert layer.matrix(x).sum(2).sub(1).abs().max() < 1e-12
 
 
+def test_the_device_asked_for():
+    layers = [ns.GlobalSimilarity(4, SIZE, similarity, device="meta") for similarity in NAMES]
+    layers += [ns.SelfAttention(4, convolution=ns.SphereConv2d, device="meta")]
+    assert {p.device.type for layer in layers for p in layer.parameters()} == {"meta"}
+
+
 def whole_network():
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),

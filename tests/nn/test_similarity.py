@@ -27,19 +27,13 @@ def network_of(spec):
     return moved(nn.Sequential(*layers, ns.Linear(6, 5, similarity=spec))).eval()
 
 
-def trained(network):
-    """W, and M but for the full one."""
-    alone = network[0].similarity.spec is SPECS["Full"]
-    return [p for name, p in network.named_parameters() if "raw" not in name or not alone]
-
-
 @torch.no_grad()
 def evaluate(network):
     return network(X)
 
 
 def step(kind, network, **options):
-    parameters = [p for p in trained(network) if kind is not optim.Muon or p.dim() == 2]
+    parameters = [p for p in network.parameters() if kind is not optim.Muon or p.dim() == 2]
     optimizer = kind(parameters, lr=0.02, **options)
 
     def loss():
@@ -96,7 +90,7 @@ def load(network, **options):
 
 
 def to_each(write):
-    return pytest.param(lambda network: [*map(write, trained(network))], id=write.__name__)
+    return pytest.param(lambda network: [*map(write, network.parameters())], id=write.__name__)
 
 
 WRITES = [
@@ -127,7 +121,7 @@ def test_evaluation_is_that_of_a_new_copy(change, spec):
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_evaluation_after_writes_to_shared_memory(spec, tmp_path):
     network, memory = network_of(spec), []
-    for index, parameter in enumerate(trained(network)):
+    for index, parameter in enumerate(network.parameters()):
         file = str(tmp_path / str(index))
         mine, other = (torch.from_file(file, True, parameter.numel()) for _ in range(2))
         parameter.data = mine.view_as(parameter).copy_(parameter.detach())

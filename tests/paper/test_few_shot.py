@@ -23,9 +23,7 @@ from neural_similarity_paper.tables import (
     make_report,
     records,
 )
-from neural_similarity_paper.tables import (
-    rows as table_rows,
-)
+from neural_similarity_paper.tables import rows as table_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_table")
 SIZES = TaskSizes(ways=2, shots=2, queries=3)

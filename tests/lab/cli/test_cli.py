@@ -25,6 +25,8 @@ from neural_similarity.nn import SIMILARITIES, Diagonal, Static
 
 pytestmark = pytest.mark.usefixtures("tiny")
 SMALL = ("--width", "0.1", "--steps", "4", "--drops", "2", "--batch-size", "8", "--device", "cpu")
+ON_A_DEVICE = "train", "train adapt", "train --resume run", "evaluate run", "predict run a.png"
+ON_A_DEVICE += "export run", "inspect run", "reproduce 4"
 DYNAMIC = ("--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))")
 
 
@@ -88,16 +90,7 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
         (["predict", "run"], "at least one image"),
         *(
             ([*words.split(), "--device", "gpu"], "`device` must be auto, cpu, cuda, mps, xpu, got")
-            for words in (
-                *(
-                    "train",
-                    "train adapt",
-                    "train --resume run",
-                    "evaluate run",
-                    "predict run a.png",
-                ),
-                *("export run", "inspect run", "reproduce 4"),
-            )
+            for words in ON_A_DEVICE
         ),
         (["train", "--device", "cuda:99"], "`device` must be present, got 'cuda:99'"),
         (["models", "cnn8"], "no network is named 'cnn8'; did you mean 'cnn9'?"),

@@ -190,6 +190,8 @@ def test_standardises_every_channel():
         expected = (pixels()[:, c].double() / 255 - mean) / std
         assert_close(actual[:, c].double(), expected, rtol=0, atol=4e-6)
     assert actual.dtype == torch.float32
+    values = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    assert torch.equal(Preprocess.raw_values(1)(values), values.float())
 
 
 def test_fit_gives_mean_zero_and_deviation_one():

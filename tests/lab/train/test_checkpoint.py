@@ -116,7 +116,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, bad):
 
 
 def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint(tmp_path, monkeypatch):
-    state, remove = make_state(), shutil.rmtree
+    state = make_state()
     for state.step in (1, 2):
         save_checkpoint(tmp_path, state, {}, keep=2)
     state.step = 3
@@ -130,7 +130,6 @@ def test_a_removal_that_is_cut_short_leaves_no_half_checkpoint(tmp_path, monkeyp
         save_checkpoint(tmp_path, state, {}, keep=2)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["best", "step-00000003", "step-00000004"]
-    assert shutil.rmtree is remove
 
 
 FORGED = {

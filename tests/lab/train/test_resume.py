@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
 # Checkpoints fall between lines of metrics and between drops, so nothing is at rest when saved.
 STEPS = 14
 EVERY = {"log_every": 4, "checkpoint_every": 3, "evaluate_every": 5}
+MODEL = "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"
 INTERRUPTED = replace(TINY, steps=STEPS, drops=(6, 11), validation=16, **EVERY)
 
 BOTH = "last", "best"
@@ -53,15 +54,11 @@ def test_killed_after_every_step_it_ends_bit_identical(reference, tmp_path):
     assert_same(resume(out, device="cpu"), reference)
 
 
-def flags(recipe, out):
-    return [
-        *("cifar10-dynamic-dns", "--dataset", "embedded"),
-        *("--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"),
-        *("--width", "0.1", "--batch-size", "8", "--crop", "1", "--padding", "zero"),
-        *("--precision", "fp32", "--steps", str(recipe.steps), "--drops", "6", "11"),
-        *("--log-every", "4", "--checkpoint-every", "3", "--validation", "16"),
-        *("--evaluate-every", "5", "--out", str(out), "--device", "cpu"),
-    ]
+WORDS = (
+    "train cifar10-dynamic-dns --dataset embedded --width 0.1 --batch-size 8 --crop 1 "
+    f"--padding zero --precision fp32 --steps {STEPS} --drops 6 11 --validation 16 --log-every 4 "
+    "--checkpoint-every 3 --evaluate-every 5 --device cpu --similarity"
+)
 
 
 @pytest.fixture
@@ -86,7 +83,7 @@ def test_a_signal_ends_the_step_and_saves(reference, tmp_path, monkeypatch, caps
     handler = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "show_step", stepped)
-        assert cli.main(["train", *flags(INTERRUPTED, out)]) == code
+        assert cli.main([*WORDS.split(), MODEL, "--out", str(out)]) == code
     assert signal.getsignal(number) is handler
     told = f"after step 8, saved; continue with nsim train --resume {out}"
     assert told in capsys.readouterr().err

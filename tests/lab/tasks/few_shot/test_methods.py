@@ -333,12 +333,13 @@ def test_training_by_tasks_reaches_every_parameter(name, similarity):
     assert [n for n in without if ".predictor." not in n] == []
 
 
+@pytest.mark.parametrize("cast", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_predicts(name):
+def test_every_method_predicts(name, cast):
     method = METHODS[name].build(network(similarity="static-diagonal"), SIZES).eval()
     assert method.statistics == METHODS[name].statistics
     support, query = images(6), images(4, seed=1)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=cast):
         if method.fixed_embedding:
             support, query = method.embed(support), method.embed(query)
         logits = method.adapt(support, LABELS, WAYS)(query)
