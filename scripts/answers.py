@@ -126,8 +126,8 @@ def differences_to_plain(budget: float, panel: int = 0) -> dict[str, str]:
         change = line.baseline_difference
         if change and change.by_image:
             seeds = len(change.common)
-            count = f"{seeds} seed{'s' * (seeds > 1)}"
-            found[line.row.label] = f"{signed_number(change.by_image.mean)} ({count})"
+            text = f"{signed_number(change.by_image.mean)} ({seeds} seed{'s' * (seeds > 1)})"
+            found[line.row.label] = text.replace(" ", "\N{NO-BREAK SPACE}")
     return found
 
 

@@ -3,15 +3,13 @@
     uv run --group docs python scripts/build_site.py            # into site/
     uv run --group docs python scripts/build_site.py --serve    # and show it while you write
 
-Generated pages are git-ignored: home (README), the reference (`api`, `commands.md`, `fields.md`),
-the benchmarks of each processor (`docs/evidence/machines`), notebooks (`docs/notebooks/*.md`), and
-what stands in the root (contributing, changelog). So is `mkdocs.site.yml`, mkdocs.yml with the
-reference in its navigation.
+Generated pages are git-ignored: home (README), the reference (`api`, `commands.md`), the benchmarks
+of each processor (`docs/evidence/machines`), notebooks (`docs/notebooks/*.md`), and those of the
+root (contributing, changelog). So is `mkdocs.site.yml`, mkdocs.yml with the reference in its
+navigation.
 """
 
-import ast
 import base64
-import io
 import json
 import os
 import re
@@ -21,8 +19,11 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
+import griffe
 import torch
 from matplotlib.figure import Figure
 
@@ -30,13 +31,13 @@ import neural_similarity as ns
 from neural_similarity import testing
 from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.cli import main as nsim
+from neural_similarity.lab.cli.help_pages import help_page
 from neural_similarity.visualize import plot_matrices
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 CONFIG = ROOT / "mkdocs.site.yml"
 API = DOCS / "reference" / "api"
-PACKAGE = ROOT / "src" / "neural_similarity"
 MACHINES = {"xeon": "benchmarks", "epyc": "benchmarks/epyc", "epyc-avx2": "benchmarks/avx2"}
 """Pages below docs/evidence/machines by the folder of their reports."""
 ROOT_PAGES = {
@@ -48,13 +49,6 @@ FITTING_STEPS = 300
 """Updates of the matrices that the pages of structures show."""
 LINKED = ("results/theory", "examples")
 """What pages show or link to outside of docs."""
-RECIPES = {
-    "TrainingRecipe": "neural_similarity.lab.train.recipe",
-    "LossTerms": "neural_similarity.lab.train.recipe",
-    "Recipe": "neural_similarity.lab.train.recipe",
-    "FewShotRecipe": "neural_similarity.lab.tasks.few_shot.recipe",
-}
-"""A `Recipe` has the fields of the first three, a `FewShotRecipe` of the first and its own."""
 STRUCTURES: dict[str, ns.nn.Structure] = {
     **{type(structure).__name__: structure for structure in testing.STRUCTURES.values()},
     "Diagonal": ns.Diagonal(),
@@ -83,75 +77,28 @@ signature is torch's. Begin with [`ns.convert`](convert.md),
 [`ns.freeze_backbone`](freeze_backbone.md), [`ns.parameter_groups`](parameter_groups.md),
 [`ns.save_adapter`](save_adapter.md) and [`ns.fold`](fold.md).
 """
+COMMAND_LINE = """\
+# Command line
+
+Every option of `nsim train` is a field of the recipe in Python: `--batch-size 64` is
+`Recipe(batch_size=64)`. `nsim train RECIPE --help` shows the fields and defaults of each recipe.
+"""
+RECIPES = ("train adapt", "train fewshot-quickstart")
+"""Recipes with fields of their own."""
 KINDS = ("Layers and similarities", "Functions", "Modules")
 """The headings of the sidebar and of the index."""
 
 
-def file_of(module: str) -> Path:
-    """The source of a module of the package."""
-    path = ROOT / "src" / Path(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+@cache
+def public_names() -> dict[str, griffe.Object]:
+    """The definitions of all public names of the package; the stub names them."""
+    package = griffe.load("neural_similarity", search_paths=[ROOT / "src"], resolve_aliases=True)
+    return {name: package[name] for name in dir(ns) if name != "__version__"}
 
 
-def names_of(module: str) -> str:
-    """The text that says what a module hands out: its stub, where it has one."""
-    stub = file_of(module).with_suffix(".pyi")
-    return (stub if stub.exists() else file_of(module)).read_text("utf-8")
-
-
-def public_names(module: str) -> dict[str, str]:
-    """What a module hands out: names with the paths where they are defined.
-
-    Names are those that it defines without a leading underscore, or imports `as` themselves.
-    """
-    found: dict[str, str] = {}
-    body = ast.parse(names_of(module)).body
-    for node in [*body, *(n for part in body if isinstance(part, ast.If) for n in part.body)]:
-        match node:
-            case ast.ImportFrom(module=str(home)):
-                names = [a.name for a in node.names if a.asname == a.name]
-                found |= {name: home_of(home, name) for name in names}
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                found[name] = f"{module}.{name}"
-            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
-                found[name] = f"{module}.{name}"
-    return {name: home for name, home in found.items() if not name.startswith("_")}
-
-
-def home_of(module: str, name: str) -> str:
-    """The path of the definition that `module` hands out as `name`."""
-    if file_of(f"{module}.{name}").exists():
-        return f"{module}.{name}"
-    return public_names(module)[name]
-
-
-def public_paths() -> dict[str, str]:
-    """Every public name of the package with the path of its definition."""
-    text = names_of("neural_similarity")
-    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
-    return {
-        name: home_of(homes.get(name, "neural_similarity"), name)
-        for name in dir(ns)
-        if name != "__version__"
-    }
-
-
-def first_line(path: str) -> str:
+def first_line(found: griffe.Object) -> str:
     """The first line of a docstring."""
-    if file_of(path).exists():
-        text = ast.get_docstring(ast.parse(file_of(path).read_text("utf-8"))) or ""
-        return text.partition("\n")[0]
-    module, _, name = path.rpartition(".")
-    body = ast.parse(file_of(module).read_text("utf-8")).body
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-        target = getattr(node, "target", None) or (getattr(node, "targets", None) or [None])[0]
-        if isinstance(target, ast.Name) and target.id == name:
-            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            return str(after.value.value).partition("\n")[0] if documented else ""
-    raise ValueError(f"{module} must define {name}")
+    return found.docstring.value.partition("\n")[0] if found.docstring else ""
 
 
 def reference_examples() -> dict[str, str]:
@@ -160,20 +107,23 @@ def reference_examples() -> dict[str, str]:
     return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
 
 
-def kind_of(name: str, path: str) -> str:
+def kind_of(name: str, found: griffe.Object) -> str:
     """The heading of a public name in the sidebar."""
-    if file_of(path).exists():
+    if found.is_module:
         return "Modules"
     return "Functions" if name.islower() else "Layers and similarities"
 
 
-def write_navigation(found: dict[str, str]) -> None:
+def write_navigation() -> None:
     """Write mkdocs.yml anew with all pages of the reference, so that they have a sidebar."""
     lines = ["      - Python:", "          - All names: reference/api/index.md"]
     for kind in KINDS:
-        names = [name for name, path in found.items() if kind_of(name, path) == kind]
         lines += [f"          - {kind}:"]
-        lines += [f"              - {name}: reference/api/{name}.md" for name in names]
+        lines += [
+            f"              - {name}: reference/api/{name}.md"
+            for name, found in public_names().items()
+            if kind_of(name, found) == kind
+        ]
     text = (ROOT / "mkdocs.yml").read_text("utf-8")
     entry = "      - Python: reference/api/index.md"
     CONFIG.write_text(text.replace(entry, "\n".join(lines)), "utf-8")
@@ -181,46 +131,47 @@ def write_navigation(found: dict[str, str]) -> None:
 
 def reference_pages() -> dict[str, str]:
     """The pages of the reference, by file name."""
-    found, shown = public_paths(), reference_examples()
+    shown = reference_examples()
     pages = {
-        name: f"{reference_page(name, path, found)}\n## Example\n{shown[name]}"
-        for name, path in found.items()
+        name: f"{reference_page(name, found)}\n## Example\n{shown[name]}"
+        for name, found in public_names().items()
     }
     for name in STRUCTURES:
         picture = f"![A rotation by 30°, and the nearest M of this structure]({name}.png){{.fit}}"
         pages[name] += f"## M\n\n{picture}\n\n{DRAWN}\n"
     for path, heading in METHODS.items():
         pages["Conv2d"] += f"\n::: {path}\n    options:\n      heading: {heading}\n"
-    return {"index.md": index_page(found)} | {f"{n}.md": p for n, p in pages.items()}
+    return {"index.md": index_page()} | {f"{n}.md": p for n, p in pages.items()}
 
 
-def index_page(found: dict[str, str]) -> str:
+def index_page() -> str:
     """The public names by kind, each with the first line of its docstring."""
     parts = [INDEX]
     for kind in KINDS:
         rows = [
-            f"| [`ns.{name}`]({name}.md) | {first_line(path)} |"
-            for name, path in found.items()
-            if kind_of(name, path) == kind
+            f"| [`ns.{name}`]({name}.md) | {first_line(found)} |"
+            for name, found in public_names().items()
+            if kind_of(name, found) == kind
         ]
         parts.append("\n".join((f"\n## {kind}\n", "| name | |", "|---|---|", *rows)) + "\n")
     return "".join(parts)
 
 
-def reference_page(name: str, path: str, found: dict[str, str]) -> str:
-    """The page of a name; of a module, with what else it hands out."""
+def reference_page(name: str, found: griffe.Object) -> str:
+    """The page of a name; of a module, with its other public names."""
+    path = found.canonical_path
     title = f"# ns.{name}\n"
-    if not file_of(path).exists():
+    if not found.is_module:
         return f"{title}\n::: {path}\n"
-    elsewhere = {home: other for other, home in found.items()}
+    elsewhere = {other.canonical_path: n for n, other in public_names().items()}
     parts = [title, f"::: {path}\n    options:\n      members: false\n      show_source: false\n"]
-    members = public_names(path)
-    links = [f"[`{m}`]({elsewhere[p]}.md)" for m, p in members.items() if p in elsewhere]
+    members = [found[member] for member in found.members if member in dir(getattr(ns, name))]
+    places = {member.canonical_path: member for member in members}
+    links = [f"[`{m.name}`]({elsewhere[p]}.md)" for p, m in places.items() if p in elsewhere]
     if links:
         parts.append(f"It also has {', '.join(links)}.\n")
-    own = [p for p in members.values() if p not in elsewhere and not file_of(p).exists()]
-    parts += [f"::: {p}\n" for p in own]
-    return "\n".join(parts)
+    rest = [p for p, member in places.items() if p not in elsewhere and not member.is_module]
+    return "\n".join(parts + [f"::: {p}\n" for p in rest])
 
 
 def write_reference() -> None:
@@ -231,15 +182,15 @@ def write_reference() -> None:
         (API / name).write_text(text, "utf-8")
     for name, structure in STRUCTURES.items():
         draw_structure(structure).savefig(API / f"{name}.png", dpi=100)
-    write_navigation(public_paths())
+    write_navigation()
 
 
 def draw_structure(structure: ns.nn.Structure) -> Figure:
     """A rotation by 30°, and the M of a structure that is fitted to it."""
     torch.manual_seed(0)
-    turn = ns.Conv2d(1, 1, 3, similarity=ns.Static(ns.Affine("angle")))
-    torch.nn.init.constant_(turn.similarity.raw, 1 / 3)  # of a right angle
-    target = turn.similarity.matrix().detach()
+    rotation = ns.Conv2d(1, 1, 3, similarity=ns.Static(ns.Affine("angle")))
+    torch.nn.init.constant_(rotation.similarity.raw, 1 / 3)  # of a right angle
+    target = rotation.similarity.matrix().detach()
     layer = ns.Conv2d(2, 2, 3, similarity=ns.Static(structure))
     optimizer = torch.optim.Adam(layer.similarity.parameters(), lr=0.03)
     for _ in range(FITTING_STEPS):
@@ -298,53 +249,20 @@ def write_machines() -> None:
         (folder / f"{name}.md").write_text(text, "utf-8")
 
 
-def commands_page() -> str:
-    """The page of the command line: what `nsim COMMAND --help` prints."""
-    os.environ |= {"COLUMNS": "80", "NO_COLOR": "1"}
-    parts = ["# Command line\n\n" + _shell(help_text())]
-    texts = {name: help_text(name) for name in COMMANDS}  # none of a command that has moved
-    parts += [f"## nsim {name}\n\n{_shell(text)}" for name, text in texts.items() if text]
-    return "\n".join(parts)
-
-
-def help_text(*words: str) -> str:
-    """What `nsim WORDS --help` prints."""
-    output = io.StringIO()
-    with redirect_stdout(output):
-        nsim([*words, "--help"])
-    return output.getvalue()
+def write_commands() -> None:
+    """Write the page of the command line: what `nsim COMMAND --help` prints."""
+    with redirect_stdout(StringIO()) as shown:
+        nsim(["--help"])
+    parts = [COMMAND_LINE, _shell(shown.getvalue())]
+    for line in (*COMMANDS, *RECIPES):
+        if text := help_page(*line.split()):
+            parts += [f"## nsim {line}\n", _shell(text)]
+    (DOCS / "reference" / "commands.md").write_text("\n".join(parts), "utf-8")
 
 
 def _shell(text: str) -> str:
     lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
     return f"```text\n{lines}\n```\n"
-
-
-def fields_table(module: str, name: str) -> str:
-    """A table of a dataclass's fields: name, type, default, docstring."""
-    body = ast.parse(file_of(module).read_text("utf-8")).body
-    (found,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
-    rows = ["| field | type | default | |", "|---|---|---|---|"]
-    for field, after in zip(found.body, [*found.body[1:], None], strict=True):
-        if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
-            continue
-        documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        text = " ".join(str(after.value.value).split()) if documented else ""
-        kind = ast.unparse(field.annotation).replace("|", "\\|")
-        default = f"`{ast.unparse(field.value)}`" if field.value else "required"
-        rows.append(f"| `{ast.unparse(field.target)}` | {kind} | {default} | {text} |")
-    return "\n".join(rows) + "\n"
-
-
-def write_command_line() -> None:
-    """Write the pages of `nsim` and of what its recipes hold."""
-    (DOCS / "reference" / "commands.md").write_text(commands_page(), "utf-8")
-    text = "# Recipe fields\n\nEvery field is an option of `nsim train`: `--batch-size 64`.\n"
-    text += "A `Recipe` has the fields of the first three tables, a `FewShotRecipe` those of the\n"
-    text += "first and the last.\n"
-    for name, module in RECIPES.items():
-        text += f"\n## {name}\n\n{fields_table(module, name)}"
-    (DOCS / "reference" / "fields.md").write_text(text, "utf-8")
 
 
 def write_root_pages() -> None:
@@ -358,12 +276,12 @@ def write_root_pages() -> None:
 
 def missing_names(site: Path) -> list[str]:
     """Public names whose page does not show them: Zensical renders some silently empty."""
-    found = []
-    for name, path in public_paths().items():
-        html = site / "reference" / "api" / name / "index.html"
-        if not html.exists() or f'id="{path}"' not in html.read_text("utf-8"):
-            found.append(name)
-    return found
+    pages = {name: site / "reference" / "api" / name / "index.html" for name in public_names()}
+    return [
+        name
+        for name, found in public_names().items()
+        if f'id="{found.canonical_path}"' not in pages[name].read_text("utf-8")
+    ]
 
 
 def shorten_search(file: Path) -> None:
@@ -374,12 +292,13 @@ def shorten_search(file: Path) -> None:
     file.write_text(json.dumps(index, ensure_ascii=False), "utf-8")
 
 
-def run_command(*command: str) -> None:
-    """Run a command from the root, which `scripts.mathml` is imported from."""
+def run_zensical(*words: str) -> None:
+    """Run Zensical from the root, which it imports `scripts.mathml` from."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["SITE_DESCRIPTION"] = project["description"]
     environment["SITE_NAME"] = f"neural-similarity {project['version']}"
+    command = [sys.executable, "-m", "zensical", *words, "--config-file", CONFIG]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 
@@ -388,13 +307,12 @@ def main() -> None:
     write_reference()
     write_notebooks()
     write_machines()
-    write_command_line()
+    write_commands()
     write_root_pages()
-    zensical = str(Path(sys.executable).with_name("zensical"))
     if "--serve" in sys.argv[1:]:
-        run_command(zensical, "serve", "--config-file", str(CONFIG))
+        run_zensical("serve")
         return
-    run_command(zensical, "build", "--config-file", str(CONFIG), "--clean", "--strict")
+    run_zensical("build", "--clean", "--strict")
     shorten_search(ROOT / "site" / "search.json")
     for folder in LINKED:
         shutil.copytree(ROOT / folder, ROOT / "site" / folder, dirs_exist_ok=True)

@@ -89,7 +89,7 @@ def draw_kernels(_: Theme) -> Figure:
         "shift": matrix_of(ns.Affine("shift"), 0.0, 1.0),
         "one tap off": torch.diag(cut),
     }
-    figure = Figure(figsize=(7, 3.2))
+    figure = Figure(figsize=(6, 2.9))
     panels = figure.subplots(2, len(cases))
     for (name, matrix), (above, below) in zip(cases.items(), panels.T, strict=True):
         changed = (weight @ matrix).view(3, 3)
@@ -144,7 +144,7 @@ def draw_accuracy(theme: Theme) -> Figure:
 
 def draw_changes(theme: Theme) -> Figure:
     """Every change: M, full fine-tuning, all other methods that train, and the image corrected."""
-    figure, panel = make_panel(6.6, 5.2)
+    figure, panel = make_panel(5.4, 5.2)
     cells = sorted(answers.changed_cells(), key=lambda cell: answers.accuracies(cell)[answers.OURS])
     for y, cell in enumerate(cells):
         found = answers.accuracies(cell)
@@ -166,7 +166,7 @@ def draw_changes(theme: Theme) -> Figure:
         panel.plot([], [], marker, color=colour, label=name)
     panel.plot([], [], "o", markerfacecolor="none", markeredgecolor=theme.text, label="not adapted")
     panel.plot([], [], ":", color=theme.text, label="image corrected, change known")
-    labels = [cell.cell.label.partition(",")[0].replace("turned", "rotated") for cell in cells]
+    labels = [cell.cell.label.partition(",")[0] for cell in cells]
     panel.set_yticks(range(len(cells)), labels)
     panel.set_xlabel("accuracy on changed CIFAR-10, %, 10 labels per class")
     panel.grid(visible=True, axis="x")
@@ -208,7 +208,7 @@ def difference_to_plain(label: str, budget: float) -> tuple[float, float, float,
 
 def draw_cost(theme: Theme) -> Figure:
     """Times over the plain network's."""
-    figure, panel = make_panel(6.6, 4.2)
+    figure, panel = make_panel(5.2, 4.6)
     rows = list(answers.cost_rows())[::-1]
     for y, (name, _, values) in enumerate(rows):
         colour = theme.other if name.startswith("dynamic") else theme.ours
@@ -225,7 +225,7 @@ def draw_cost(theme: Theme) -> Figure:
 
 def draw_verdicts(theme: Theme) -> Figure:
     """How many claims of the paper have which verdict."""
-    figure, panel = make_panel(6, 4.2)
+    figure, panel = make_panel(5, 4.2)
     rows = answers.verdict_counts()[::-1]
     names, counts = zip(*rows, strict=True)
     colours = [theme.ours if name.startswith("holds") else theme.other for name in names]

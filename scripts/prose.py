@@ -19,14 +19,20 @@ PHRASES = {
     r"\b(?:best|higher?|lower|same|one|its|fixed|smaller|larger) rates?\b": "learning rate",
     r"\bmelts?\b": "shrinks as training continues",
     r"\bturned back|changed back|\bundone\b": "corrected",
-    r"\bturn(?:s|ed)? by \d": "rotated by",
+    r"\bturned\b|\bturn(?:s|ing)? (?:by|all|the (?:images|kernels))\b": "rotated",
     r"\bhands? out\b": "exports",
-    r"\bis told\b|\btold as\b": "is reported",
+    r"\btold\b|\bcannot tell\b|\bnot tell (?:which|what|whether)\b": "reported, show",
+    r"\b(?:two|three|four|several|all) ways\b": "methods",
+    r"\bkinds? of changed\b": "changes",
+    r"\b(?:trained )?to the end\b": "for the full schedule",
+    r"\bthe other one\b|\b(?:this|that) one\b|\bone of the two\b": "the noun",
+    r"\b(?:one|two|three|raw) numbers?\b": "parameters",
+    r"\bof one's own\b": "your own",
     r"\bof which it has\b|\bof as many\b": "with as many",
     r"\bis bound by\b": "is limited by",
     r"\bstands? on\b": "acts on",
     r"\bwhat follows is of\b": "the following was measured on",
-    r"\bbeside the plain\b|\bbeside plain\b|\bbeside a plain\b": "compared with",
+    r"\bbeside\b": "compared with, next to",
     r"\bit is on that\b|\bthat is on then\b": "the current one",
     r"\bnumbers of (?!images|parameters|labels)": "a count, or parameters",
     r"\bnobody(?:'s)? rate\b": "no learning rate",
@@ -34,7 +40,7 @@ PHRASES = {
     r"\bnot recorded\b|\bran again\b|\brun again\b": "leave it out, or point to a record",
 }
 """Regular expressions, and what to write."""
-GENERATED = ("reference/api/", "reference/commands.md", "reference/fields.md", "notebooks/")
+GENERATED = ("reference/api/", "reference/commands.md", "notebooks/")
 """Pages that other texts make."""
 
 

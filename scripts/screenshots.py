@@ -27,9 +27,15 @@ WIDTHS = (1280, 390)
 PHOTOGRAPHED = (
     "index",
     "tutorials",
+    "notebooks",
     "how-to",
     "explanation",
+    "changelog",
+    "reference-baselines",
+    "reference-c",
+    "reference-f",
     "reference-glossary",
+    "reference-similarities",
     "reference-api-Conv2d",
     "reference-api-Affine",
 )

@@ -69,7 +69,7 @@ def test_the_readme_moves_m_before_it_folds(capsys):
     assert float(capsys.readouterr().out.splitlines()[-1]) < 1e-4
     plain = names["plain"]
     assert not [m for m in plain.modules() if isinstance(m, ns.Conv2d)]
-    stripped = ns.unconvert(names["similar"])  # The same without M, which has moved the outputs.
+    stripped = ns.unconvert(names["adapted"])  # The same without M, which has moved the outputs.
     assert ns.max_difference(plain, stripped, names["images"]) > 1e-3
 
 
@@ -212,7 +212,7 @@ def test_the_tables_of_docs_name_what_the_library_has():
 def test_the_readme_counts_the_family():
     counts = map(len, (LAYER_CLASSES, ns.nn.text.STRUCTURE_CLASSES, ns.nn.text.PREDICTORS))
     layers, structures, predictors = (IN_WORDS[count] for count in counts)
-    expected = f"{layers} layers, {structures} structures of M and {predictors} predictors"
+    expected = f"{layers} types of layers, {structures} structures of M and {predictors} predictors"
     assert expected in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
 

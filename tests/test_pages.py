@@ -40,7 +40,7 @@ def test_a_page_is_short_and_named_as_in_the_navigation(page):
 
 
 def test_the_navigation_is_short():
-    assert len(prose.navigation_labels()) <= 33
+    assert len(prose.navigation_labels()) <= 30
     assert sum(len(read(page).split()) for page in PAGES) <= ALL_WORDS
     assert len(read("index.md").splitlines()) <= 110
 

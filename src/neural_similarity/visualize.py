@@ -160,7 +160,6 @@ def plot_matrices(
         axis.imshow(panel.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(name, fontsize=8)
     figure.colorbar(grid.flat[0].images[0], ax=grid, shrink=0.8, label="M - I")
-    figure.suptitle("M - I, mean over positions where dynamic", fontsize=9)
     return figure
 
 

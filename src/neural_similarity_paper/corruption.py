@@ -55,7 +55,7 @@ def halve_resolution(x: Tensor, _: torch.Generator) -> Tensor:
 
 
 def rotate_images(x: Tensor, _: torch.Generator, degrees: float) -> Tensor:
-    """x (n, c, h, w), square, turned to the left; between pixels bilinear, black outside.
+    """x (n, c, h, w), square, rotated counterclockwise; between pixels bilinear, black outside.
 
     Whole right angles are `torch.rot90`.
     """

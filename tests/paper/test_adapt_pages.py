@@ -165,7 +165,7 @@ def test_what_the_page_says_of_streams():
     assert f"ahead of M** in {ahead} of {len(mixed)} streams without an order" in SECTION
     ordered = [score for label, three in found.items() if "by class" in label for score in three]
     assert f"all three fail, below {math.ceil(max(ordered))} %" in SECTION
-    m, norm, statistics = found["turned by 30°, i.i.d., batches of 200"]
+    m, norm, statistics = found["rotated by 30°, i.i.d., batches of 200"]
     names = ("statistics alone", "batch normalisation by entropy", "M by entropy")
     scores = zip(names, (statistics, norm, m), strict=True)
     assert told == [", ".join(f"{name} {score:.2f} %" for name, score in scores)]

@@ -55,7 +55,7 @@ class Camera(NamedTuple):
 
 
 def motion_blur(length: float, degrees: float = 0.0) -> Tensor:
-    """(k, k), a line of this length at this angle, turned to the left, spread bilinearly."""
+    """(k, k), a line of this length at this angle, counterclockwise, spread bilinearly."""
     places = torch.linspace(-0.5, 0.5, 64 * math.ceil(length)) * (length - 1)
     radius = math.ceil((length - 1) / 2)
     grid = torch.arange(-radius, radius + 1.0)[:, None]
@@ -216,7 +216,7 @@ class Preparation(NamedTuple):
     shared: bool = False
     """Whether all layers have one M."""
     right_angles: int | None = None
-    """By these all kernels are turned to the left, and nothing trains."""
+    """By these all kernels are rotated counterclockwise, and nothing trains."""
 
     def __call__(self, network: Deblurring) -> None:
         """Change the network in place; its outputs stay the same unless kernels turn."""
