@@ -54,8 +54,7 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     the complete text of each, the parameters that `freeze_backbone` left trainable, with
     `norm="train"` the running statistics, the tensors that `extra` names, and digests of all else:
     the backbone, which is not written. Its size is logged (INFO): kilobytes, if M is static. A
-    network inside `torch.compile`, DistributedDataParallel and the like is written as if it were
-    not.
+    network inside `torch.compile`, DistributedDataParallel and the like gives the same file.
 
     The backbone is what `freeze_backbone` saw, or `convert` if that was not called: if anything in
     it has moved, as buffers do in training mode, nothing is written. In a frozen network,

@@ -30,7 +30,7 @@ from neural_similarity.nn.own_forward import computes_kernel, settle_weights
 
 
 def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> AnyNetwork:
-    """The network that `save_adapter` wrote, on its backbone, equal to the last bit.
+    """Load what `save_adapter` wrote onto its backbone; the network is the same, bit for bit.
 
     Args:
         backbone: The network without similarities, with the same weights; other parts that the file
@@ -40,7 +40,7 @@ def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> Any
         inplace: Adapt `backbone` itself, not a copy; if that fails, it is left unchanged.
 
     Returns:
-        A copy of `model` with the adapter's similarities and tensors.
+        `backbone` with the adapter's similarities and tensors: a copy, unless `inplace`.
 
     Raises:
         ValueError: `backbone` has similarities, or is not the one of the file, or the file was not
@@ -55,10 +55,10 @@ def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> Any
 
 
 def adapters(backbone: nn.Module, **files: File) -> "Adapters":
-    """Several adapters on one backbone by their names, none active; see `Adapters`.
+    """Put several named adapters on one backbone, none of them active; see `Adapters`.
 
     Returns:
-        The switch: `use(name)` puts an adapter on, `use(None)` takes it off.
+        The switch: `use(name)` activates an adapter, `use(None)` deactivates it.
 
     Raises:
         ValueError, FileNotFoundError: as `load_adapter`.

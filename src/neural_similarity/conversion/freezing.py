@@ -40,7 +40,7 @@ _MOVED = (
 def freeze_backbone(
     model: AnyNetwork, norm: NormMode = "eval", train: Parts | None = None
 ) -> AnyNetwork:
-    """Let only the similarities of `model` train, and what `train` names, in place. Paper, §4.
+    """Freeze all of `model` but its similarities and what `train` names, in place. Paper, §4.
 
     All else is the backbone: `save_adapter` writes what trains, and `load_adapter` expects the rest
     to be there. The number of trainable parameters is logged (INFO). With `train=None` a warning

@@ -129,7 +129,7 @@ def convert(
     where: Where | None = None,
     inplace: bool = False,
 ) -> AnyNetwork:
-    """`model` with a similarity in its convolutions, and the same outputs until it is trained.
+    """Add a similarity to the convolutions of `model`; outputs stay the same until it trains.
 
     Converts every `torch.nn.Conv1d`, `Conv2d` and `Conv3d` with more than one kernel tap:
     parameters, hooks, dtype, device and training mode stay, and a module that is used in several
@@ -139,8 +139,9 @@ def convert(
 
     Subclasses of these convolutions may have a `forward` of their own that calls torch's
     convolution once, such as timm's Conv2dSame and StdConv2d: M acts on the kernel of that call,
-    also behind `weight_norm`. `unconvert` gives their class back. `fold` does so, too, unless
-    `forward` computes the kernel or writes it (a mask, a largest norm): a plain layer gets that.
+    also behind `weight_norm`. `unconvert` and `fold` restore their class. But if
+    `forward` computes or writes the kernel (a mask, a maximal norm), `fold` makes a plain layer
+    with that kernel.
 
     A similarity acts in the layer's `forward`: networks that read a layer's weight without calling
     it (torchvision's Swin does so with `qkv` and `proj`) ignore the similarity.
@@ -158,7 +159,7 @@ def convert(
         inplace: Convert `model` itself; if that fails, it is left unchanged.
 
     Returns:
-        The converted copy of `model`, of the same outputs; `model` itself is unchanged.
+        The converted copy of `model`, or `model` itself if `inplace`.
 
     Raises:
         ValueError: a module named in `where` is missing or cannot be converted, a glob fits no
@@ -183,12 +184,12 @@ def convert(
 
 
 def unconvert(model: AnyNetwork, inplace: bool = False) -> AnyNetwork:
-    """`model` with its similarities dropped: the plain network with the kernels it has now.
+    """Remove the similarities: the plain network with the kernels as they are, without M.
 
     Normalisation that `freeze_backbone` holds is released; `requires_grad` does not change.
 
     Returns:
-        A copy of `model` without similarities: the layers with their kernels as they are.
+        The network without similarities: a copy, unless `inplace`.
 
     Raises:
         ValueError: a layer is of another class than ours, as with a parametrization.
@@ -206,7 +207,7 @@ def unconvert(model: AnyNetwork, inplace: bool = False) -> AnyNetwork:
 
 
 def fold(model: AnyNetwork, dynamic: OnDynamic = "error") -> AnyNetwork:
-    """A copy in which every static layer is torch's own and computes the same.
+    """Fold every static M into its kernel: a copy with torch's own layers and the same outputs.
 
     It is the fast form for inference: a static layer folds at every call, in evaluation as well.
     Normalisation that `freeze_backbone` holds is released if no similarity is left. A full M mixes

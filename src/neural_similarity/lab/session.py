@@ -152,7 +152,7 @@ def load(
     checkpoint: Literal["last", "best"] = "last",
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """The network that a run trained, in evaluation mode; torch's random numbers stay as they are.
+    """Load the network that a run trained, in evaluation mode; torch's random state is unchanged.
 
     Args:
         run: a run folder.

@@ -19,7 +19,7 @@ _COUNTS = {"angle": 1, "scale": 2, "shear": 1, "shift": 2}
 
 @dataclass(frozen=True, repr=False)
 class Affine(Structure):
-    r"""M moves the kernel's sampling grid: w' = w M is w turned, scaled, sheared and shifted.
+    r"""M moves the kernel's sampling grid: w' = w M is w rotated, scaled, sheared and shifted.
 
     $$w'(q) = \tilde w(R\,H\,S\,q + t), \quad
       R = \text{rotation}, \; H = \begin{pmatrix}1 & h\\0 & 1\end{pmatrix}, \;
@@ -30,7 +30,7 @@ class Affine(Structure):
     q reads, with $\Lambda(d) = \max(0, 1 - |d|)$. The raw parameters, in this order, if `parts` has
     them:
 
-    - angle, in right angles: 1 turns the kernel as `torch.rot90` does, and every whole number is
+    - angle, in right angles: 1 rotates the kernel as `torch.rot90` does, and every whole number is
       exact;
     - scale s_y and s_x, of the grid, so that 1 makes the kernel half as large; -2 mirrors it,
       exactly;

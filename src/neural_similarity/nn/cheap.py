@@ -66,7 +66,7 @@ class Pooled(Spec):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Light(Spec):
-    r"""A cheap predictor: a 1×1 convolution to C/4 channels, ReLU, and one over normalised patches.
+    r"""A cheap predictor: 1×1 convolution to C/4 channels, ReLU, patch-normalised convolution.
 
     $$\text{raw} = \tanh\!\left(\sqrt{N}\,\frac{W_2 * a}{\|A\|} + b\right),
     \qquad a = \mathrm{ReLU}(W_1\, x)$$

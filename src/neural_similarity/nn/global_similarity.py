@@ -28,8 +28,8 @@ class GlobalSimilarity(nn.Module):
 
     $$y_c = M_G\, x_c$$
 
-    with the map's m = height·width positions in a vector. It stands before a convolution, which
-    makes $W_G^\top M_G X_F$ of the two (App. B, Eq. 8-10). M_G is the similarity of a window as
+    with the map's m = height·width positions in a vector. Before a convolution, the two
+    compute $W_G^\top M_G X_F$ (App. B, Eq. 8-10). M_G is the similarity of a window as
     large as the map: static or dynamic, of any structure, also of blocks of channels or, not shared
     at all, `ns.Unstructured()`. Diagonal, it is a spatial mask. It starts at the identity, where
     y = x. Unlike the similarity of a convolution it does not fold, so `ns.fold` leaves it.

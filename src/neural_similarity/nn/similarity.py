@@ -33,7 +33,7 @@ MOST_SCALARS = 25**2
 class Static(Spec):
     """One M for all positions, learned by back-propagation, starting at I. Paper, §3.2.
 
-    It folds into the kernel, W' = W M, so that inference is a plain convolution's.
+    It folds into the kernel, W' = W M, so inference is a plain convolution.
 
     Attributes:
         structure: Maps the learned parameters to M.

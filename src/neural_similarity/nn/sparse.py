@@ -22,7 +22,7 @@ from neural_similarity.nn.structure import (
 
 @dataclass(frozen=True, repr=False)
 class Masked(Wrapper):
-    """M = D R: D, K parameters of the layer's own, selects the kernel's taps; R is of `structure`.
+    """M = D R: D selects the kernel's taps, by K parameters of the layer; R has `structure`.
 
     D is Boolean and diagonal, D = 1[D_r > threshold]; the output and the gradient of R see D only,
     and the real-valued D_r takes D's gradient (straight-through). D_r starts at 1, so D = I, and at
@@ -155,7 +155,7 @@ class Sparse(Wrapper):
 
 @dataclass(frozen=True, repr=False)
 class Select(Structure):
-    """Every kernel tap sees the one patch tap of its highest score: K² scores. Not in the paper.
+    """Each kernel tap meets the patch tap of its highest score only: K² scores. Not in the paper.
 
     Row p of M is one-hot at argmax_q S_pq for scores S = I + raw, which take the gradient of M
     (straight-through). Starts at the identity.
@@ -171,7 +171,7 @@ class Select(Structure):
 
 @dataclass(frozen=True, repr=False)
 class Shift(Structure):
-    """A single one in M, where the K² scores are highest: M = e_p e_qᵀ. Sparsity-one, paper, §3.4.
+    """M has a single 1, at the highest of K² scores: M = e_p e_qᵀ. Sparsity-one, paper, §3.4.
 
     With a block for every channel, `Unshared(Shift(), channels="each")`, each channel is shifted
     by one tap and then multiplied by one entry of the kernel: the shift operation (Wu et al., CVPR

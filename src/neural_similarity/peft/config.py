@@ -55,7 +55,7 @@ class NslConfig(PeftConfig):
         train: What trains with M, in the words of `ns.freeze_backbone`: "M+head", "M+norm",
             "M+bias", "M+all". The layers are copied for the adapter, as those of `modules_to_save`
             are, but by exact names, and with M; merging folds it into the copy's kernel.
-        exclude_modules: What `target_modules` names too much, in the same form.
+        exclude_modules: Layers that `target_modules` names and M must not go to, in the same form.
         modules_to_save: Names of modules that train and are saved whole, such as a new head.
         bias: "none", "all" or "nsl_only": biases that train, too.
         init_weights: False starts M at random, for tests.

@@ -93,13 +93,13 @@ def _trained_biases(model: nn.Module, layers: Container[str], kinds: Container[s
 
 
 def import_adapter(backbone: nn.Module, path: File, adapter_name: str = "default") -> PeftModel:
-    """A backbone that PEFT wraps, with an adapter that `ns.save_adapter` wrote.
+    """Wrap a backbone by PEFT, with an adapter that `ns.save_adapter` wrote.
 
     What the file holds besides M becomes `modules_to_save`. If it fails, the backbone is left
     unchanged.
 
     Returns:
-        `model` itself, with the adapter active.
+        The PEFT model, with the adapter active.
 
     Raises:
         ValueError: as `ns.load_adapter`, or PEFT cannot hold what the file does: several

@@ -157,7 +157,7 @@ def table(args: Sequence[str]) -> int:
     if args and studies.is_shown(args[0]):
         return studies.print_study(args[0], args[1:])
     description = (
-        "Show a table of the paper beside our runs, built from their records.\n\nexamples:\n"
+        "Show a table of the paper with our runs, built from their records.\n\nexamples:\n"
         "  nsim table 4\n"
         "  nsim table 4 --budget 0.125 --out docs/evidence/table-4.md"
     )

@@ -37,7 +37,7 @@ def theory(args: Sequence[str]) -> int:
     """Run experiments and print the files that they write."""
     listed = "\n".join(f"  {name:<9}{each.question}" for name, each in EXPERIMENTS.items())
     description = (
-        f"Put what the paper's section 5 states to the test, in float64 on the CPU.\n\n"
+        f"Test what the paper's section 5 states, in float64 on the CPU.\n\n"
         f"experiments:\n{listed}\n\nexamples:\n  nsim theory bias --seeds 10\n"
         "  nsim theory all --runs runs/cifar10-cnn-seed1 runs/cifar10-static-uns-seed1"
     )

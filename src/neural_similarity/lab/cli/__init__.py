@@ -57,13 +57,13 @@ COMMANDS: Commands = {
     "inspect": (_load_late("runs", "inspect"), "draw the similarities that a run learned"),
     "report": (_load_late("report", "report"), "compare runs in one HTML file"),
     "reproduce": (_load_from_clone("reproduce"), "run what a table of the paper lacks"),
-    "table": (_load_from_clone("table"), "show a table of the paper beside our runs"),
+    "table": (_load_from_clone("table"), "show a table of the paper with our runs"),
     "record": (_load_from_clone("record"), "write the records of finished runs"),
-    "theory": (_load_from_clone("theory"), "put section 5 of the paper to the test"),
+    "theory": (_load_from_clone("theory"), "test what section 5 of the paper says"),
     "recipes": (_load_late("recipes", "recipes"), "list the named recipes"),
     "models": (_load_late("catalogue", "models"), "list the networks, their parameters and MACs"),
     "data": (_load_late("catalogue", "data"), "download or verify a data set"),
-    "completion": (_load_late("completion", "completion"), "print what bash or zsh completes by"),
+    "completion": (_load_late("completion", "completion"), "print completions for bash or zsh"),
 }
 EXAMPLES = """\
   nsim train                                          a few minutes on a laptop

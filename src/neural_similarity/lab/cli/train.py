@@ -33,13 +33,13 @@ class StartOptions:
     budget: float = 1.0
     """Factor on steps and drops, each rounded to the nearest step."""
     config: Path | None = None
-    """config.json of a run, or its folder: recipe, settings and budget to begin with."""
+    """config.json of a run, or its folder: recipe, settings and budget to start from."""
     resume: Path | None = None
     """Run folder to continue; of the other options only --data and --device may be given."""
     retrain: Path | None = None
-    """Finished few-shot run with --select-on val, to train again on validation classes as well, as
-    long as was best; of the other options only --data, --device, --out and --start may be given:
-    a run on validation classes as well, where the run started from one."""
+    """Finished few-shot run with --select-on val: train it again with the validation classes added,
+    for as many steps as were best. Only --data, --device, --out and --start may be given with it;
+    --start is a run on the validation classes, too, if the run started from another."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps or xpu."""
 
@@ -54,7 +54,7 @@ class TrainOptions:
     data: Path | None = None
     """Folder of the data sets; the default is data, or the run's own with --resume, --retrain."""
     out: Path | None = None
-    """Run folder; the default is runs/RECIPE[-train+val]-seedSEED. None is ever overwritten."""
+    """Run folder; the default is runs/RECIPE[-train+val]-seedSEED. A run is never overwritten."""
     recipe: Annotated[TrainingRecipe, tyro.conf.arg(name="")]
     """Settings."""
     start: Annotated[StartOptions, tyro.conf.arg(name="")] = StartOptions()

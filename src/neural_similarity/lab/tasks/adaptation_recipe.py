@@ -59,47 +59,46 @@ class AdaptationRecipe(Recipe, FirstFields):
     START_REQUIRED: ClassVar[bool] = True
 
     weights: str | None = None
-    """File of weights for a timm or torchvision network, in place of those that it downloads."""
+    """File of weights for a timm or torchvision network, in place of the downloaded weights."""
     pretrained: bool = True
     """Take the pretrained weights of timm or torchvision; False starts from random ones."""
     baseline: Baseline = "none"
     """Another adapter, alone or below M: ssf (scale and shift of each filter), film (of each
     normalised channel), lora (of rank 1, by PEFT), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft
     (diag-OFT in blocks of 4 filters, by LyCORIS), atoms (6 filter atoms), residual and
-    residual-vector (TSA's adapters beside every kernel), conv-adapter, adafm (filters of a layer's
-    output), piggyback (masks of kernels), turn (of the images, by one angle), tsa (residual, and
-    aligned features), or atoms-9 (nine, by sparse codes); formulas and sources are in
+    residual-vector (TSA's adapters parallel to kernels), conv-adapter, adafm (filters of a layer's
+    output), piggyback (masks of kernels), turn (rotates the images by one angle), tsa (residual,
+    and aligned features), or atoms-9 (nine, by sparse codes); formulas and sources are in
     docs/reference/baselines.md."""
     norm: Literal["auto", "eval", "train"] = "auto"
     """Normalise by frozen running statistics (eval) or by the batch's statistics (train); auto is
     eval unless `train` names all."""
     classifier: Literal["auto", "new", "kept"] = "auto"
-    """new; kept, the backbone's; or auto, which keeps the backbone's if its classes have the same
-    names. Files and libraries give no names: auto keeps their classifier if it has as many classes
-    and does not train, since a classifier of other classes is a bad start."""
+    """new, kept (the backbone's), or auto: kept if its classes have the same names. Files and
+    libraries give no names: there auto keeps a classifier with the same number of classes if it
+    does not train, since a classifier of other classes is a bad start."""
     per_class: int | None = None
-    """Training images of each class, drawn by the seed; the default is all."""
+    """Number of training images per class, drawn by the seed; by default all."""
     channels: int | None = None
-    """Channels that grey images are repeated to; the default is the backbone's."""
+    """Number of channels to which grey images are repeated; by default the backbone's."""
     dataset: str = "folder"
     inputs: Inputs = "normalized"
     """For a file of weights: pixels are normalised by the channel statistics of the training images
     (normalized) or of ImageNet (imagenet), or stay raw. Networks of timm and torchvision, and runs,
-    take the numbers that they were trained with."""
+    take the mean and deviation that they were trained with."""
     model: str = "resnet20"
     similarity: Similarity | None = STATIC_FULL
     steps: int = 300
     lr: float = 0.0
-    """Learning rate before the first drop. 0, with a new classifier: Adam in one cycle, whose
-    updates change M, gains and shifts by up to 0.025, kernels by as large a share, and logits by
-    0.4; by less where images lie nearer to the mean of their class than to others. 0, with the
-    network's own: a fifth of the limit that the largest curvature of the outputs sets, on a
-    batch of the training images; and less where it gets fewer than 40 % of up to 500 of them
-    wrong."""
+    """Learning rate before the first drop; 0 finds it. New classifier: Adam in one cycle, whose
+    updates change M, gains and shifts by up to 0.025, kernels by the same share of their size, and
+    logits by 0.4; less if most images already lie nearest to the mean of their own class. Kept
+    classifier: a fifth of the limit that the largest curvature of the outputs sets on a batch of
+    training images; less if fewer than 40 % of up to 500 images are wrong."""
     head_lr: float | None = None
-    """Learning rate of the head, where that trains, before the first drop; by default `lr`."""
+    """Learning rate of the head before the first drop, if it trains; by default `lr`."""
     relative_lr: bool = False
-    """The rate of a kernel outside the head is `lr` times its root mean square at the start."""
+    """Multiply the learning rate of every kernel but the head's by its initial root mean square."""
     drops: tuple[int, ...] = (200,)
     batch_size: int = 32
     weight_decay: float = 0.0

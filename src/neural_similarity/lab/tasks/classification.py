@@ -61,8 +61,8 @@ examples:
   nsim train imagenet-resnet18-dynamic-dns --data ILSVRC2012
   nsim train --similarity "Static(Diagonal())" --out runs/diagonal
   nsim train --config runs/quickstart-seed0 --seed 1
-  nsim train --dataset folder --data photos      a folder of a folder for each class
-  nsim train mini-cnn4 --help                    what few-shot recipes take
+  nsim train --dataset folder --data photos      one subfolder per class
+  nsim train mini-cnn4 --help                    options of few-shot recipes
   nsim train --resume runs/quickstart-seed0      continue exactly"""
 SCORING_HELP = """Score a run's network on the test set again.
 

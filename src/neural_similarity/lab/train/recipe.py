@@ -43,7 +43,8 @@ class LossTerms:
     penalty_measure: str = "l1"
     """Measure that the penalty sums over matrices: l1 (sparse), nuclear (low rank) or deviation."""
     orthogonality: float = 0.0
-    """Factor on ‖W Wᵀ - I‖² of hyperspherical kernels, in place of their decay; released 1e-4."""
+    """Factor on ‖W Wᵀ - I‖² of hyperspherical kernels, in place of their decay; the released
+    code takes 1e-4."""
     label_smoothing: float = 0.0
     """Share of the target spread over all classes; the released code takes 0.01."""
     probability_floor: float = 0.0
@@ -68,10 +69,10 @@ class TrainingRecipe:
 
     dataset: str = "cifar10"
     """Data set: embedded, cifar10 (in a clone also changed, such as cifar10-noise-25, see
-    docs/reference/baselines.md), cifar100, folder (one folder a class), or imagenet (train/CLASS
-    and val/CLASS, decoded while training)."""
+    docs/reference/baselines.md), cifar100, folder (one subfolder per class), or imagenet
+    (train/CLASS and val/CLASS, decoded while training)."""
     image_size: int | None = None
-    """Height and width that the images of a folder, or of imagenet (224), are resized to."""
+    """Height and width to which images of a folder, or of imagenet (224), are resized."""
     inputs: Inputs = "normalized"
     """Pixels are normalised by the channel statistics of the training images (normalized) or of
     ImageNet (imagenet), or stay raw (0 to 255) as in the released code."""
@@ -89,10 +90,10 @@ class TrainingRecipe:
     lr: float = 0.1
     """Learning rate before the first drop."""
     schedule: Literal["drops", "one-cycle"] = "drops"
-    """The learning rate is constant but for the drops, or rises for a fifth of the steps to `lr`
-    and falls to zero, both linearly."""
+    """drops: the learning rate is constant between the drops. one-cycle: it rises linearly to `lr`
+    for a fifth of the steps, then falls linearly to zero."""
     drops: tuple[int, ...] = (34_000, 54_000)
-    """Steps at which the learning rate is multiplied by `drop_factor`; () for one-cycle."""
+    """Steps at which the learning rate is multiplied by `drop_factor`; none for one-cycle."""
     drop_factor: float = 0.1
     """Factor on the learning rate at every drop."""
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -106,20 +107,20 @@ class TrainingRecipe:
     weight_decay: float = 5e-4
     """Decay of kernels, normalisation gains and biases."""
     decayed: Literal["all", "kernels"] = "all"
-    """What `weight_decay` is for: all of these, or the kernels of layers alone, without gains,
-    biases and the predictors of M."""
+    """What decays: all of these, or only the kernels of layers, without gains, biases and the
+    predictors of M."""
     similarity_decay: float = 0.0
     """Decay of static similarities towards the identity; predictors decay as the kernels do."""
     norm_momentum: float = 0.1
     """Weight of a batch in the running statistics of normalisation; the released code takes 0.001
     (a decay of 0.999), which needs thousands of steps."""
     norm_eps: float = 1e-5
-    """Added to the variance in normalisation, except in predictors; released 1e-3."""
+    """Added to the variance in normalisation, except in predictors; the released code adds 1e-3."""
     crop: int = 4
     """Pixels of padding before the random crop; 0 crops nothing. It must be 0 for imagenet, whose
     random windows are resized."""
     flip: bool = True
-    """Mirror half of the images; False for signs, text and all whose sides differ."""
+    """Mirror half of the images; False for signs, text, and wherever left and right differ."""
     flips: Literal["random", "alternate"] = "random"
     """Mirror an image at random in every epoch, or in every other epoch (not for imagenet)."""
     padding: Literal["zero", "symmetric", "reflect"] = "zero"
@@ -130,8 +131,8 @@ class TrainingRecipe:
     channels_last: bool = True
     """Memory layout of images and weights; changes the speed only."""
     threads: int = 0
-    """CPU threads; 0 keeps torch's choice. Other processes on the same cores slow several threads
-    down out of all proportion, since threads that wait for each other keep spinning."""
+    """CPU threads; 0 keeps torch's choice. Several threads are very slow on cores that other
+    processes use, too, since waiting threads keep spinning."""
     workers: int = 4
     """Processes that decode ImageNet's files, at most one per core; 0: this process decodes."""
     sync_norms: bool = False
@@ -145,10 +146,10 @@ class TrainingRecipe:
     checkpoint_seconds: float = 120.0
     """Longest time between two checkpoints, at most 300 seconds."""
     track: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
-    """Give the metrics to a tracker, too: TensorBoard in the run folder, W&B and MLflow where their
-    own settings say. metrics.jsonl is the record."""
+    """Tracker that also receives the metrics: TensorBoard writes into the run folder, W&B and
+    MLflow where their settings say. metrics.jsonl always has them."""
     checkpoint_every: int = 0
-    """Steps between two checkpoints, besides those by time; 0: by time only."""
+    """Save a checkpoint every so many steps, too; 0: by time only."""
 
     def __post_init__(self) -> None:
         if isinstance(self.similarity, str):
@@ -210,9 +211,9 @@ class Recipe(LossTerms, TrainingRecipe):
     compile: bool = False
     """Train through torch.compile."""
     draft: bool = True
-    """Decode JPEG photographs of a folder that shrink to a sixth or less at a half, a quarter or an
-    eighth of their size, 12 megapixels in a third of the time; False decodes every pixel, as runs
-    of version 0.3 did and do."""
+    """Decode JPEG photographs of a folder at a half, a quarter or an eighth of their size if they
+    shrink to a sixth or less: 12 megapixels take a third of the time. False decodes every pixel,
+    as in runs of version 0.3."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
