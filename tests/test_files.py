@@ -13,22 +13,19 @@ from pathlib import Path
 import pytest
 
 from neural_similarity.files import (
-    append_text,
     check_target,
     file_digest,
-    locked_file,
     new_file,
-    new_folder,
     open_file,
     read_bytes,
     read_json,
     read_text,
     regular_file,
     remove_file,
-    remove_folder,
     write_json,
     write_text,
 )
+from neural_similarity.lab.folders import append_text, hold_lock, new_folder, remove_folder
 
 
 def read_opened(path, within=None):
@@ -39,7 +36,8 @@ def read_opened(path, within=None):
 CODE = """
 import sys
 from pathlib import Path
-from neural_similarity.files import new_file, new_folder, write_text
+from neural_similarity.files import new_file, write_text
+from neural_similarity.lab.folders import new_folder
 path, letter = Path(sys.argv[1]), sys.argv[2]
 for _ in range(60):
     write_text(path / "file", letter * 10_000)
@@ -136,7 +134,7 @@ def write_lines(path):
 
 
 def write_locked(path):
-    with locked_file(path) as file:
+    with hold_lock(path, "taken") as file:
         file.write(b"new")
 
 

@@ -5,7 +5,6 @@ content is on the disk. Importing this loads no torch.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -17,15 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from neural_similarity.hidden import (
-    ADDED_BYTES,
-    ALWAYS,
-    NO_LINK,
-    PARTIAL,
-    hidden_folder,
-    hidden_name,
-    lock_file,
-)
+from neural_similarity.hidden import ADDED_BYTES, ALWAYS, NO_LINK, PARTIAL, hidden_name
 from neural_similarity.hidden import remove_leftovers as remove_leftovers
 
 MOST_BYTES, MOST_TEXT = 2 << 30, 64 << 20
@@ -48,7 +39,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` in UTF-8, as `new_file`; surrogates, as of odd file names, are ValueErrors."""
-    content = _encoded_text(path, text)
+    content = encoded_text(path, text)
     with new_file(path) as file:
         file.write(content)
 
@@ -65,7 +56,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         OSError: it cannot be written; the error names `path`.
     """
     check_target(path)
-    with _disk_errors(path), hidden_name(path, partial(Path.touch, exist_ok=False)) as fresh:
+    with disk_errors(path), hidden_name(path, partial(Path.touch, exist_ok=False)) as fresh:
         with fresh.open("r+b") as file:
             yield file
             file.flush()
@@ -75,48 +66,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         sync_path(path.parent)
 
 
-@contextlib.contextmanager
-def new_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` when all is written; write by `new_file` into it.
-
-    After an error the new one is gone.
-
-    Args:
-        path: where it goes.
-        replace: whether a folder that is there already gives way. If not, and it holds anything,
-            that is an error, also where it came in the meantime.
-
-    Raises:
-        ValueError: as `check_target`.
-        OSError: it cannot be written, or must not be replaced.
-    """
-    check_target(path, folder=True)
-    with _disk_errors(path), hidden_name(path, Path.mkdir) as fresh:
-        yield fresh
-        _rename_folder(fresh, path, replace)
-        sync_path(path.parent)
-
-
-def _rename_folder(fresh: Path, path: Path, replace: bool) -> None:
-    """Rename; what is there already, also of another process in the meantime, gives way."""
-    while True:
-        try:
-            fresh.rename(path)
-            return
-        except OSError as error:
-            if not replace or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        remove_folder(path)
-
-
-def append_text(path: Path, text: str) -> None:
-    """Append `text` in UTF-8 to a file; errors are those of `write_text`."""
-    content = _encoded_text(path, text)
-    with _disk_errors(path), _open_append(path) as file:
-        file.write(content)
-
-
-def _encoded_text(path: Path, text: str) -> bytes:
+def encoded_text(path: Path, text: str) -> bytes:
+    """`text` in UTF-8, or a `ValueError` that names the file."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -128,14 +79,6 @@ def remove_file(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISREG(path.lstat().st_mode):
             path.unlink()
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a folder, if it is there; cut short, it leaves a hidden one."""
-    if not path.is_dir() or path.is_symlink():
-        return
-    with hidden_folder(path) as gone, contextlib.suppress(FileNotFoundError):
-        path.rename(gone)  # The error is that another process was faster.
 
 
 def check_target(path: Path, *, folder: bool = False) -> None:
@@ -161,7 +104,7 @@ def _most_bytes(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Name the file being written, not its hidden name, in errors of the disk, as a full one."""
     try:
         yield
@@ -182,43 +125,6 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def locked_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for appending, locked against other processes; it is made where it is missing.
-
-    A child process that inherits the file keeps the lock until it ends.
-
-    Raises:
-        BlockingIOError: another process has it.
-        ValueError, OSError: as `new_file`.
-    """
-    with _open_append(path) as file:
-        lock_file(file.fileno(), wait=False)
-        yield file
-
-
-@contextlib.contextmanager
-def locked_folder(path: Path) -> Iterator[None]:
-    """Wait until no other process has a folder locked, and keep others out."""
-    if sys.platform == "win32":  # It opens no folders.
-        yield
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # of file systems that lock no folders
-            lock_file(descriptor, wait=True)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _open_append(path: Path) -> BinaryIO:
-    check_target(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | ALWAYS | NO_LINK
-    return os.fdopen(os.open(path, flags, 0o666), "ab")
 
 
 def open_file(path: Path, *, within: Path | None = None) -> BufferedReader:

@@ -25,7 +25,7 @@ from neural_similarity.conversion.where import (
 from neural_similarity.nn import StaticSimilarity, format_similarity
 from neural_similarity.nn.layer import become_ours
 from neural_similarity.peft.config import NSL, NslConfig
-from neural_similarity.peft.layer import exact_pattern, nsl_layers
+from neural_similarity.peft.nsl_layer import exact_pattern, nsl_layers
 
 
 def export_adapter(model: nn.Module, path: File) -> Path:

@@ -27,7 +27,7 @@ from neural_similarity.nn import Similarity, StaticSimilarity, sharing
 from neural_similarity.nn.layer import LAYER_CLASSES, has_similarity
 from neural_similarity.nn.own_forward import computes_kernel
 from neural_similarity.peft.config import NSL, NslConfig
-from neural_similarity.peft.layer import (
+from neural_similarity.peft.nsl_layer import (
     NslLayer,
     exact_pattern,
     is_linear,

@@ -23,8 +23,8 @@ from tiny_images import tiny as tiny
 from tiny_results import STATIC
 from tiny_results import tiny_table as tiny_table
 
-from neural_similarity.files import locked_folder, remove_folder
 from neural_similarity.lab import cli, data, session
+from neural_similarity.lab.folders import locked_folder, remove_folder
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations

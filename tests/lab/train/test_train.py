@@ -10,8 +10,7 @@ from tiny_images import DRAW_CURVES, TINY, make_dataset, make_images, train_tiny
 from tiny_images import tiny as tiny
 from torch.nn import functional as F
 
-from neural_similarity import files
-from neural_similarity.lab import data, session
+from neural_similarity.lab import data, folders, session
 from neural_similarity.lab.data import Augment, Batches, Preprocess
 from neural_similarity.lab.session import load, train
 from neural_similarity.lab.tasks import classification
@@ -299,7 +298,7 @@ def test_a_full_disk_while_a_run_folder_is_made_is_no_run_that_exists(tmp_path, 
         if path == tmp_path:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "sync_path", full)
+    monkeypatch.setattr(folders, "sync_path", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*run'"):
         train(TINY, out=tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "config.json").exists()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from neural_similarity.files import locked_folder, new_file, regular_file
+from neural_similarity.files import new_file, regular_file
 from neural_similarity.lab.data.class_split import CLASS_PARTS, ClassFiles, ClassSplit
 from neural_similarity.lab.data.decoding import read_all_pixels, read_header
 from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.data.images import Images, class_labels
 from neural_similarity.lab.data.listing import warn_of_pages
+from neural_similarity.lab.folders import locked_folder
 
 CACHE_VERSION = 4
 

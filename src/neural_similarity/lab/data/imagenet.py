@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from neural_similarity.choices import require_count, require_least
-from neural_similarity.files import new_file, new_folder, open_file
+from neural_similarity.files import new_file, open_file
 from neural_similarity.lab.data.decoding import read_header
 from neural_similarity.lab.data.images import Dataset, ImageFiles
 from neural_similarity.lab.data.listing import (
@@ -19,6 +19,7 @@ from neural_similarity.lab.data.listing import (
     read_image_list,
     warn_of_others,
 )
+from neural_similarity.lab.folders import new_folder
 
 NAME = "imagenet"
 IMAGENET_PARTS = ("train", "val")

@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from neural_similarity.files import (
     file_digest,
     new_file,
-    new_folder,
     open_file,
     read_json,
     regular_file,
-    remove_folder,
     remove_leftovers,
     write_json,
 )
 from neural_similarity.lab.errors import RunError, reason_of
+from neural_similarity.lab.folders import new_folder, remove_folder
 from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.weights import load_weights, save_weights, tensors_alone
 

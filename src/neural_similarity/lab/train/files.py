@@ -1,19 +1,19 @@
-"""Files of results, written and read in one way, and lock files."""
+"""Files of results, written and read in one way, and locks."""
 
 import base64
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from neural_similarity.files import locked_file, read_json, write_text
-from neural_similarity.lab.errors import CONTENT_ERRORS, RunError, reason_of
+from neural_similarity.files import read_json, write_text
+from neural_similarity.lab.errors import CONTENT_ERRORS, reason_of
+from neural_similarity.lab.folders import hold_lock as hold_lock
 
 Result = TypeVar("Result")
 
@@ -89,17 +89,3 @@ def unpack_correct(record: Mapping[str, Any]) -> Tensor:
         return torch.from_numpy(np.frombuffer(packed, "<u2").astype(np.int64))
     bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count)
     return torch.from_numpy(bits.astype(bool))
-
-
-@contextlib.contextmanager
-def hold_lock(path: Path, taken: str) -> Iterator[IO[bytes]]:
-    """Open a file for appending, locked against other processes.
-
-    `taken` is the message of the error if another process holds the lock.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(locked_file(path))
-        except BlockingIOError:
-            raise RunError(taken) from None
-        yield file

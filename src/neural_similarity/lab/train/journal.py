@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity.choices import import_optional
-from neural_similarity.files import (
-    MOST_BYTES,
-    append_text,
-    read_json,
-    read_text,
-    sync_path,
-    write_text,
-)
+from neural_similarity.files import MOST_BYTES, read_json, read_text, sync_path, write_text
 from neural_similarity.lab.errors import content_errors
+from neural_similarity.lab.folders import append_text
 from neural_similarity.lab.train import checkpoint, distributed
 from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.plots import Curve, draw_curves, write_picture

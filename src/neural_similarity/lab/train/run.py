@@ -14,9 +14,10 @@ from torch import nn
 
 from neural_similarity import models
 from neural_similarity.choices import require_count, require_known, require_positive
-from neural_similarity.files import check_target, new_folder, read_json, remove_folder, write_json
+from neural_similarity.files import check_target, read_json, write_json
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.errors import PeerDied, RunError, content_errors
+from neural_similarity.lab.folders import new_folder, remove_folder
 from neural_similarity.lab.train.checkpoint import (
     WEIGHTS,
     newest_checkpoint,
