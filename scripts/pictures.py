@@ -310,20 +310,6 @@ def draw_adapter_life(theme: Theme) -> Figure:
     return draw_boxes(theme, (5.8, 2.5), boxes, arrows, ("train",))
 
 
-def draw_houses(theme: Theme) -> Figure:
-    """The three houses and their rooms."""
-    boxes: dict[str, Box] = {
-        "paper": ("neural_similarity_paper\ntables, studies, theory (clone only)", 50, 92),
-        "lab": ("neural_similarity.lab\ndata, train, tasks, cli: nsim", 50, 72),
-        "tools": ("conversion, hub, peft, visualize, testing\nnetworks that exist", 50, 51),
-        "nn": ("nn, models\nstructures, predictors, layers", 50, 30),
-        "ops": ("ops\nreference, plain torch, C, Triton", 50, 9),
-    }
-    order = list(boxes)
-    arrows = tuple((a, b, "imports") for a, b in pairwise(order))
-    return draw_boxes(theme, (5.6, 4.6), boxes, arrows, ("nn",))
-
-
 PICTURES: dict[str, Callable[[Theme], Figure]] = {
     "kernel": draw_kernels,
     "accuracy": draw_accuracy,
@@ -333,7 +319,6 @@ PICTURES: dict[str, Callable[[Theme], Figure]] = {
     "verdicts": draw_verdicts,
     "which": draw_decision,
     "adapter": draw_adapter_life,
-    "architecture": draw_houses,
 }
 
 

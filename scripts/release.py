@@ -1,16 +1,13 @@
-"""Build wheel and sdist, and check all that a user gets of them.
+"""Build wheel and sdist, and check all that a user gets of them, in some minutes.
 
-    python scripts/release.py            # some minutes, of which the quick start takes most
-    python scripts/release.py --steps 8  # a shorter quick start
+    python scripts/release.py
 
 Checked are `twine check --strict`, the files in both, that the sdist builds the same wheel, and the
 wheel in fresh environments: at the lowest and the newest requirements, the library alone, then
-`[lab]`, which trains the quick start, evaluates and exports it. It ends with 1 if anything fails.
+`[lab]`, by the checks of `versions.py`. It ends with 1 if anything fails.
 """
 
-import argparse
 import platform
-import re
 import subprocess
 import sys
 import tarfile
@@ -19,10 +16,10 @@ import zipfile
 from collections.abc import Collection
 from pathlib import Path
 
-from versions import make_environment
+from versions import CHECKS, checked_row, make_environment, print_row
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "neural_similarity"
+SOURCES = ROOT / "src"
 RESOLUTIONS = ("lowest-direct", "highest")
 LIBRARY = """
 import warnings
@@ -48,30 +45,18 @@ def archive_files(archive: Path) -> set[str]:
 
 
 def archive_problems(wheel: Collection[str], sdist: Collection[str]) -> list[str]:
-    """What the archives lack, and what they must not have."""
-    sources = [
-        path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    ]
-    wanted = {f"neural_similarity/{path.relative_to(PACKAGE).as_posix()}" for path in sources}
-    found = [f"the wheel lacks {name}" for name in sorted(wanted - set(wheel))]
-    inside = {name.partition(".dist-info/licenses/")[2] for name in wheel}
-    for licence in ("LICENSE", "src/neural_similarity/lab/data/embedded/LICENSE"):
-        if licence not in inside:
-            found.append(f"the wheel lacks the licence {licence}")
-    own = re.compile(r"neural_similarity(-[\d.]+\.dist-info)?/")
-    found += [f"the wheel has {name}" for name in sorted(wheel) if not own.match(name)]
+    """What the archives lack, and what the wheel must not have."""
+    paths = (SOURCES / "neural_similarity").rglob("*")
+    files = [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
+    wanted = {path.relative_to(SOURCES).as_posix() for path in files}
+    licences = {"LICENSE", "src/neural_similarity/lab/data/embedded/LICENSE"}
+    modules = {name for name in wheel if ".dist-info/" not in name}
+    missing = wanted - modules | licences - {n.partition("/licenses/")[2] for n in wheel}
     needed = {"LICENSE", "README.md", "pyproject.toml", "scripts/index_page.py"}
     needed |= {f"src/{name}" for name in wanted}
-    return found + [f"the sdist lacks {name}" for name in sorted(needed - set(sdist))]
-
-
-def relative_links(wheel: Path) -> list[str]:
-    """Links of the long description that lead nowhere from the page of an index."""
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
-        page = archive.read(name).decode("utf-8")
-    links = re.findall(r"\]\(([^)]*)\)", page)
-    return [f"the page of an index links to {x}" for x in links if not x.startswith("https://")]
+    lines = {"the wheel lacks": missing, "the wheel has": modules - wanted}
+    lines["the sdist lacks"] = needed - set(sdist)
+    return [f"{words} {name}" for words, names in lines.items() for name in sorted(names)]
 
 
 def run_command(*command: object, cwd: Path = ROOT, code: int = 0) -> str:
@@ -85,28 +70,18 @@ def run_command(*command: object, cwd: Path = ROOT, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def print_line(text: str) -> None:
-    """Print at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def build_archives(folder: Path) -> Path:
     """Build and check the archives; the wheel."""
     run_command("uv", "build", "--quiet", "--out-dir", folder)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     run_command("uvx", "twine", "check", "--strict", wheel, sdist)
-    print_line("twine check --strict: passed")
     again = folder / "again"
     run_command("uv", "build", "--quiet", "--wheel", "--out-dir", again, sdist)
-    found = archive_problems(archive_files(wheel), archive_files(sdist)) + relative_links(wheel)
+    found = archive_problems(archive_files(wheel), archive_files(sdist))
     if archive_files(again / wheel.name) != archive_files(wheel):
         found.append("the sdist builds another wheel")
     if found:
         raise SystemExit("\n".join(found))
-    for archive in (wheel, sdist):
-        megabytes = archive.stat().st_size / 1e6
-        print_line(f"{archive.name}: {len(archive_files(archive))} files, {megabytes:.1f} MB")
     return wheel
 
 
@@ -116,38 +91,25 @@ def try_library(python: Path, folder: Path) -> None:
     output = run_command(python, "-m", "neural_similarity", "train", cwd=folder, code=1)
     if "neural-similarity[lab]" not in output:
         raise SystemExit(f"`nsim` does not name the extra: {output}")
-    print_line("library alone: converts, folds, learns; nsim names its extra")
 
 
-def try_laboratory(python: Path, folder: Path, steps: int) -> None:
-    """The quick start, folded and exported."""
-    nsim, out = (python, "-m", "neural_similarity"), folder / "run"
-    output = run_command(*nsim, "train", "--steps", steps, "--out", out, cwd=folder).splitlines()
-    print_line(next(line for line in output if line.startswith("test accuracy")))
-    run_command(*nsim, "evaluate", out, cwd=folder)
-    run_command(
-        *nsim, "export", out, "--format", "pt2", "--out", folder / "network.pt2", cwd=folder
-    )
-
-
-def main() -> None:
-    """Check all, and say what passed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=500, help="updates of the quick start")
-    options = parser.parse_args()
+def main() -> int:
+    """Check all, and print how the checks of the environments end."""
+    failed, python = 0, platform.python_version()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wheel = build_archives(folder)
-        python = platform.python_version()
+        address = build_archives(folder).as_uri()
+        print_row("torch / Python / numpy", *CHECKS)
+        print_row("---", *["---" for _ in CHECKS])
         for resolution in RESOLUTIONS:
-            home = folder / resolution
-            print_line(f"{resolution} requirements")
-            address = f"neural-similarity @ {wheel.as_uri()}"
-            try_library(make_environment(python, resolution, home / "library", address), home)
-            address = f"neural-similarity[lab] @ {wheel.as_uri()}"
-            try_laboratory(make_environment(python, resolution, home, address), home, options.steps)
-    print_line("all passed")
+            library = f"neural-similarity @ {address}"
+            try_library(make_environment(python, resolution, folder / "library", library), folder)
+            laboratory = f"neural-similarity[lab] @ {address}"
+            row = checked_row(make_environment(python, resolution, folder / "lab", laboratory))
+            print_row(row[0], *row[1])
+            failed += row[1].count("fails")
+    return failed > 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

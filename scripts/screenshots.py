@@ -19,27 +19,17 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote, urldefrag, urlsplit
 
+import prose
 from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 SITE, OUT = ROOT / "site", ROOT / "build" / "screenshots"
 WIDTHS = (1280, 390)
-PHOTOGRAPHED = (
-    "index",
-    "tutorials",
-    "notebooks",
-    "how-to",
-    "explanation",
-    "changelog",
-    "reference-baselines",
-    "reference-c",
-    "reference-f",
-    "reference-glossary",
-    "reference-similarities",
-    "reference-api-Conv2d",
-    "reference-api-Affine",
-)
-"""Beginnings of the names of pages whose pictures are kept; all pages are checked."""
+NAVIGATION = [
+    page.removesuffix(".md").removesuffix("/index").replace("/", "-")
+    for page in prose.navigation_labels()
+]
+"""Names of the pages whose pictures are kept; all pages are checked."""
 FACTS = """() => ({
   wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
   links: [...document.querySelectorAll('a[href]')].map(a => a.href),
@@ -89,7 +79,7 @@ def visit_page(page: Page, address: str, name: str) -> tuple[list[str], dict]:
     problems += [f"formula is text: {text}" for text in facts["raw"]]
     if facts["flat"]:
         problems.append(f"{facts['flat']} formulas have no height")
-    if name.startswith(PHOTOGRAPHED):
+    if name in NAVIGATION:
         photograph_page(page, name)
     return problems, facts
 
