@@ -52,13 +52,18 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     r"""Trainable parameters in groups for an optimiser, each with its decay.
 
-    "weights": kernels, biases and normalisation, by `weight_decay`. "predictors": those of dynamic
-    M, by `predictor_decay`, by default as weights. "spheres": hyperspherical kernels, if there is a
-    `sphere_decay`. "similarities": static M by `similarity_decay`, towards the identity where the
-    structure has a residual and towards zero where not.
-    "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
-    hyperspherical convolutions. A parameter that fits several groups is in "undecayed" if that is
-    one of them, else in "similarities". Empty groups are left out.
+    Each group has a "name":
+
+    - "weights": kernels, biases and normalisation, with `weight_decay`;
+    - "predictors": those of dynamic M, with `predictor_decay`, by default that of the weights;
+    - "spheres": hyperspherical kernels, if there is a `sphere_decay`;
+    - "similarities": static M, with `similarity_decay`, towards the identity if the structure has a
+      residual, else towards zero;
+    - "undecayed": the gains of dynamic M, the masks of kernel shapes, and the learned k of
+      hyperspherical convolutions.
+
+    A parameter that fits several groups is in "undecayed" if that is one of them, else in
+    "similarities". Empty groups are left out.
 
     With `logits`, every group also has a learning rate for `torch.optim.SGD` and the `momentum`:
     $\eta = 0.2 \cdot 2(1 + \beta) / \lambda$, a fifth of the rate at which gradient descent with
@@ -67,8 +72,8 @@ def parameter_groups(
     parameters, by twelve products with a vector: $J_n$ is the derivative of the logits of image n,
     $H = (I - \frac1K 1 1^\top) / K$ the Hessian of the cross-entropy where all K classes are as
     likely. So it needs no labels, and does not grow where the loss is small. M's gradient is a sum
-    over all kernels of a layer; this rate undoes the factor, so that the step's effect on the
-    folded kernels does not depend on their number or scale.
+    over all kernels of a layer; this learning rate compensates for that, so that a step's
+    effect on the folded kernels does not depend on their number or scale.
 
     Args:
         model: any network.

@@ -56,9 +56,10 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     the backbone, which is not written. Its size is logged (INFO): kilobytes, if M is static. A
     network inside `torch.compile`, DistributedDataParallel and the like gives the same file.
 
-    The backbone is what `freeze_backbone` saw, or `convert` if that was not called: if anything in
-    it has moved, as buffers do in training mode, nothing is written. In a frozen network,
-    `load_state_dict` brings a new backbone, and what was cast to another type is not compared.
+    The backbone is the network as `freeze_backbone` saw it, or `convert` if that was not called. If
+    anything in it has changed since, as buffers do in training mode, nothing is written. In a
+    frozen network, `load_state_dict` sets a new backbone, and tensors that were cast to another
+    type are not compared.
 
     Args:
         model: A converted network, see `convert`.

@@ -45,7 +45,7 @@ def load_adapter(backbone: AnyNetwork, path: File, inplace: bool = False) -> Any
     Raises:
         ValueError: `backbone` has similarities, or is not the one of the file, or the file was not
             written by `save_adapter`, or holds values that are not finite or that the network's
-            types cannot hold exactly. All but the first name the file.
+            types cannot hold exactly. All messages but the first name the file.
         FileNotFoundError: there is no such file.
     """
     check_module(backbone, "backbone")
@@ -73,8 +73,8 @@ class Adapters(PrintedTable):
     """Switches a backbone, in place, between adapters and none, merged or not.
 
     Layers and parameters of the backbone stay the same objects: without an adapter it computes what
-    it did before, to the last bit. A switch that fails changes nothing. What it brings gets the
-    device and type of its place, if the backbone was moved or cast in the meantime. `print` shows
+    it did before, to the last bit. A switch that fails changes nothing. Adapters take the
+    device and type of the layers, if the backbone was moved or cast in the meantime. `print` shows
     a table with the size of each.
 
     A switch changes one layer after another. No other thread may run the backbone meanwhile:

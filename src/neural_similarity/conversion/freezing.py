@@ -51,9 +51,9 @@ def freeze_backbone(
     Args:
         model: A converted network.
         norm: "eval" keeps normalisation at its running statistics in training mode too, so that
-            the backbone computes the same function; "train" lets it follow the mode, and
-            `save_adapter` writes the statistics. The vectors of a spectral norm stay in either
-            case where its kernel is frozen, and are written where that trains.
+            the backbone computes the same function; "train" normalises by the batch in training
+            mode, and `save_adapter` writes the running statistics. In both cases the vectors of a
+            spectral norm stay if its kernel is frozen, and are written if it trains.
         train: What else trains: words joined by + ("M+head", "M+norm+bias", "M+all"), where head is
             the last layer; or names or globs of modules and parameters ("fc", "*.bn?"), or modules;
             () for nothing else. A single word that is a name in the network is that name.

@@ -209,7 +209,7 @@ def unconvert(model: AnyNetwork, inplace: bool = False) -> AnyNetwork:
 def fold(model: AnyNetwork, dynamic: OnDynamic = "error") -> AnyNetwork:
     """Fold every static M into its kernel: a copy with torch's own layers and the same outputs.
 
-    It is the fast form for inference: a static layer folds at every call, in evaluation as well.
+    Use it for inference: unfolded, a layer multiplies M into its kernel at every call.
     Normalisation that `freeze_backbone` holds is released if no similarity is left. A full M mixes
     taps, so that pruned kernels lose their zeros: prune after folding. Quantise and wrap (PEFT)
     after folding, too, since those tools read the kernel without M.
