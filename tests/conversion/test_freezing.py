@@ -65,7 +65,7 @@ def test_modules_may_be_named_by_themselves(network):
 
 
 @pytest.mark.parametrize(
-    "nothing", ["M+hed", "M+", "fc.weights", "*.gamma", "flat", ["fc", "b"], 3]
+    "nothing", ["M+hed", "M+lora", "M+", "fc.weights", "*.gamma", "flat", ["fc", "b"], 3]
 )
 def test_names_of_nothing_are_refused(network, nothing):
     with pytest.raises(ValueError, match="`train` must"):

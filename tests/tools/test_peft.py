@@ -352,7 +352,7 @@ class Around(nn.Sequential):
     ("network", "options", "message"),
     [
         (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "head"}, "`train` must name M"),
-        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+hed"}, "`train` must join M, all"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+lora"}, "`train` must join M, all"),
         (nn.Sequential(nn.Conv2d(2, 2, 3)), {"train": "M+norm"}, "without gains and shifts"),
         (nn.Sequential(nn.Conv2d(2, 2, 3, bias=False)), {"train": "M+bias"}, "without biases"),
         (nn.Conv2d(2, 2, 3), {}, "`model` must have its layers inside, got a single Conv2d"),

@@ -176,8 +176,20 @@ def test_a_new_head_has_a_rate_of_its_own(tmp_path):
         torch.testing.assert_close(other, usual * scale, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("accuracy", "code"), [(0.4, 1), (0.9, 0)])
-def test_a_run_near_chance_exits_with_1(world, tmp_path, monkeypatch, capsys, accuracy, code):
+@pytest.mark.parametrize(
+    ("train", "head", "accuracy", "code"),
+    [
+        ("head", "new", 0.4, 1),
+        ("head", "new", 0.9, 0),
+        ("M+lora+head", "new", 0.4, 1),
+        *((train, "kept", 0.4, 1) for train in ("M", "norm", "M+bias", "all", "M+conv-adapter")),
+        ("nothing", "kept", 0.4, 0),
+    ],
+)
+def test_a_run_near_chance_exits_with_1(
+    world, tmp_path, monkeypatch, capsys, train, head, accuracy, code
+):
+    """Whatever trains, with a new head or the backbone's; where nothing trains, nothing failed."""
     monkeypatch.setattr(adaptation, "ENOUGH_STEPS", 2)
     scores = AdaptationTask._score_facts
     monkeypatch.setattr(
@@ -185,8 +197,9 @@ def test_a_run_near_chance_exits_with_1(world, tmp_path, monkeypatch, capsys, ac
         "_score_facts",
         lambda task, found: scores(task, found) | {"test_balanced_accuracy": accuracy},
     )
-    args = words_of(resnet20(tmp_path, classes=2))
-    assert adapt(world, tmp_path / "run", *args, "--train", "head") == code
+    args = words_of(resnet20(tmp_path, classes=3 if head == "kept" else 2))
+    words = ("--train", train, "--classifier", head)
+    assert adapt(world, tmp_path / "run", *args, *words) == code
     told = "the network has learned nothing: 40.00 % where guessing has 33.33 %; try a lower --lr"
     assert (told in capsys.readouterr().err) == bool(code)
 
@@ -515,7 +528,6 @@ def test_what_does_not_fit_is_told_at_once(world, tmp_path, monkeypatch, capsys,
     [
         (("--data", "1.5"), None, "1.5 must be a folder of class folders, got none"),
         (("--track", "wandb"), "wandb", "--track wandb needs wandb: pip install"),
-        (("--train", "baseline", "--baseline", "lora"), "peft", "LoRA needs peft: pip install"),
         (("--train", "baseline", "--baseline", "oft"), "lycoris", "diag-OFT needs lycoris: pip"),
     ],
 )

@@ -21,7 +21,7 @@ from neural_similarity.lab import cli, session
 from neural_similarity.lab.tasks import tuned
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapt_network
 from neural_similarity.lab.tasks.baselines import (
-    LAYER_BASELINES,
+    BASELINES,
     Baseline,
     merge_baselines,
     with_baseline,
@@ -49,9 +49,6 @@ KERNELS = {
     "lora": lambda layer: 9 * layer.in_channels + layer.out_channels,
 }
 """Parameters in a convolution with 3x3 taps."""
-BASELINES = [
-    pytest.param(name, marks=pytest.mark.long if name == "lora" else ()) for name in KERNELS
-]
 OTHERS = ["conv-adapter", "adafm", "turn"]
 """Baselines of convolutions that do not merge into kernels."""
 
@@ -72,7 +69,7 @@ def moved(baseline):
     return plain, network, x, sum(p.numel() for p in new)
 
 
-@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("baseline", KERNELS)
 def test_merged_outputs_are_those_of_the_baseline(baseline):
     plain, network, x, count = moved(baseline)
     layers = [m for m in plain.modules() if isinstance(m, nn.Conv2d)]
@@ -88,20 +85,36 @@ def test_merged_outputs_are_those_of_the_baseline(baseline):
     assert ns.macs(alone, (3, 32, 32)) == ns.macs(plain, (3, 32, 32))
 
 
-@pytest.mark.parametrize("baseline", [*(name for name in KERNELS if name != "lora"), "adafm"])
-def test_m_acts_on_the_kernel_of_a_baseline_and_one_kernel_is_left(baseline):
-    plain = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
-    recipe = AdaptationRecipe(baseline=baseline, train="M+baseline")
-    network, x = adapt_network(deepcopy(plain), recipe).eval(), torch.randn(2, 8, 7, 7)
-    assert torch.equal(network(x), plain.eval()(x))
-    for parameter in network.parameters():
-        if parameter.requires_grad:
-            nn.init.normal_(parameter.data, std=0.1).add_(parameter.ndim == 1)
-    folded = ns.fold(merge_baselines(network))
-    assert not any("similarity" in name for name in folded.state_dict())
-    kernels = {n: t.shape for n, t in folded.state_dict().items() if n.endswith("weight")}
-    assert kernels == {n: t.shape for n, t in plain.state_dict().items() if n.endswith("weight")}
-    torch.testing.assert_close(folded(x), network(x), rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_m_and_a_baseline_train_together_in_the_same_layer(baseline, similarity, tmp_path):
+    """M acts on the kernel of the layer, as the baseline has it; one file restores both."""
+    torch.manual_seed(0)
+    pad = {"padding": 1, "padding_mode": "reflect"}
+    layers = nn.Conv2d(8, 8, 3, bias=False, **pad), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3, stride=2)
+    plain, x = nn.Sequential(*layers).eval(), torch.randn(2, 8, 7, 7)
+    recipe = AdaptationRecipe(train=f"M+{baseline}", similarity=similarity)
+    assert recipe == replace(recipe, train="M+baseline", baseline=baseline)
+    network = adapt_network(deepcopy(plain), recipe).eval()
+    start = network(x)
+    assert torch.equal(start, plain(x)) or (start - plain(x)).abs().max() < 1e-6
+    trained = {n: p for n, p in network.named_parameters() if p.requires_grad}
+    start.square().mean().backward()
+    assert all(p.grad is not None for p in trained.values())
+    both = [any("similarity" in n for n in trained), any("similarity" not in n for n in trained)]
+    assert all(both)
+    for parameter in trained.values():
+        nn.init.normal_(parameter.data, std=0.1).add_(parameter.ndim == 1)
+    names = [name for name in trained if "similarity" not in name]
+    file, again = ns.save_adapter(network, tmp_path / "a.safetensors", names), deepcopy(plain)
+    with_baseline(again, baseline)
+    assert ns.max_difference(ns.load_adapter(again, file), network, x) == 0
+    if similarity == "static-full":
+        folded = ns.fold(merge_baselines(network))
+        state = {n: t.shape for n, t in folded.state_dict().items() if "similarity" not in n}
+        assert len(state) == len(folded.state_dict())
+        assert {n: t.shape for n, t in plain.state_dict().items()}.items() <= state.items()
+        torch.testing.assert_close(folded(x), network(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("norm", "learns"), [("eval", True), ("train", False)])
@@ -146,7 +159,7 @@ class Padded(nn.Conv2d):
         return super().forward(nn.functional.pad(input, (0, 1, 0, 1)))
 
 
-@pytest.mark.parametrize("baseline", [*BASELINES, "conv-adapter", "adafm"])
+@pytest.mark.parametrize("baseline", [*KERNELS, "conv-adapter", "adafm"])
 def test_layers_are_those_that_a_conversion_would_take(baseline):
     """A subclass keeps its forward pass, and `where` chooses among the others."""
     network = nn.Sequential(Padded(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).eval()
@@ -172,7 +185,7 @@ class Scaled(nn.Module):
         return self.blocks(input) * self.scale + self.shift
 
 
-@pytest.mark.parametrize("baseline", [*BASELINES, *OTHERS])
+@pytest.mark.parametrize("baseline", [*KERNELS, *OTHERS])
 def test_only_what_is_new_trains(baseline):
     """Not parameters of the network, nor layers whose names end as that of one of `where` does."""
     network = nn.Sequential(Scaled(), nn.Conv2d(4, 2, 1))
@@ -183,19 +196,6 @@ def test_only_what_is_new_trains(baseline):
     for name, parameter in network.named_parameters():
         assert parameter.requires_grad == (id(parameter) not in before), name
         assert id(parameter) in before or name.startswith("0.blocks.0."), name
-
-
-@pytest.mark.long
-def test_lora_takes_no_layer_whose_name_only_ends_alike():
-    network = ns.models.resnet20(num_classes=3)
-    with_baseline(network, "lora", "conv1")
-    assert [name for name, m in network.named_modules() if hasattr(m, "lora_A")] == ["conv1"]
-
-
-def test_lora_of_grouped_convolutions_is_refused():
-    network = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, groups=4))
-    with pytest.raises(ValueError, match="`baseline` must not be lora of grouped"):
-        with_baseline(network, "lora")
 
 
 def test_k_filter_atoms_are_static_full_m():
@@ -299,20 +299,20 @@ def test_conv_adapters_stand_beside_their_convolutions():
     before, count = layer(x), sum(p.numel() for p in layer.parameters())
     names = with_baseline(nn.Sequential(layer), "conv-adapter")
     assert torch.equal(layer(x), before)
-    assert names == ["0.gather", "0.spread", "0.gain"]
+    assert names == [f"0.{p}" for p in ("gather", "gather_bias", "spread", "spread_bias", "gain")]
     new = sum(p.numel() for p in layer.parameters()) - count
     assert new == 9 * 16 + 2 + 2 * 6 + 2 * 6
-    for part in (layer.spread.weight, layer.spread.bias, layer.gain):
+    for part in (layer.spread, layer.spread_bias, layer.gain):
         torch.nn.init.normal_(part)
     hidden = torch.cat(
         [
             nn.functional.conv2d(x[:, 8 * i : 8 * i + 8], weight[None], bias[None], 2, 1)
-            for i, (weight, bias) in enumerate(zip(*layer.gather.parameters(), strict=True))
+            for i, (weight, bias) in enumerate(zip(layer.gather, layer.gather_bias, strict=True))
         ],
         dim=1,
     ).relu()
-    spread = torch.einsum("ow,nwyx->noyx", layer.spread.weight[..., 0, 0], hidden)
-    change = (spread + layer.spread.bias[:, None, None]) * layer.gain
+    spread = torch.einsum("ow,nwyx->noyx", layer.spread[..., 0, 0], hidden)
+    change = (spread + layer.spread_bias[:, None, None]) * layer.gain
     torch.testing.assert_close(layer(x), before + change)
 
 
@@ -328,7 +328,7 @@ def test_every_baseline_is_on_the_page_with_its_number_of_parameters():
     page = (Path(__file__).parents[3] / "docs/reference/baselines.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \|.*\| ([\d,]+) \|", page, re.M))
     assert set(rows) == set(get_args(Baseline)) - {"none"}
-    for name, kind in LAYER_BASELINES.items():
+    for name, kind in BASELINES.items():
         network = ns.models.resnet20()
         ns.freeze_backbone(network, train=with_baseline(network, name))
         count = sum(p.numel() for p in network.parameters() if p.requires_grad)
@@ -414,24 +414,48 @@ def test_turned_images_are_those_of_the_data_set_turned_back():
 
 
 @pytest.mark.long
-def test_lora_adds_a_product_of_its_factors():
-    plain, network, *_ = moved("lora")
-    layer = network.layer1[0].conv1
-    a, b = (part["default"].weight for part in (layer.lora_A, layer.lora_B))
-    wanted = plain.layer1[0].conv1.weight + torch.einsum("or,rchw->ochw", b[..., 0, 0], a)
-    torch.testing.assert_close(merge_baselines(network).layer1[0].conv1.weight, wanted)
+def test_lora_takes_the_steps_of_peft():
+    """docs/reference/baselines.md: from the same A, ten steps of descent give the same kernels."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.Tanh(), nn.Conv2d(5, 4, 3))
+    ours = deepcopy(plain.double())
+    ns.freeze_backbone(ours, train=with_baseline(ours, "lora"))
+    config = peft.LoraConfig(r=1, lora_alpha=1, target_modules=["0", "2"])
+    theirs = peft.get_peft_model(deepcopy(plain), config)
+    for name in ("0", "2"):
+        inner = theirs.base_model.model.get_submodule(name).lora_A["default"].weight
+        inner.data = ours.get_submodule(name).factor_a.detach().view_as(inner).clone()
+    x, y = torch.randn(8, 3, 9, 9).double(), torch.randn(8, 4, 3, 3).double()
+    for network in (ours, theirs):
+        trained = [p for p in network.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
+        for _ in range(10):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(network(x), y).backward()
+            optimizer.step()
+    merged = theirs.merge_and_unload().state_dict()
+    for name, kernel in merge_baselines(ours).state_dict().items():
+        assert name.endswith("bias") or (kernel - plain.state_dict()[name]).abs().max() > 0.01
+        torch.testing.assert_close(merged[name], kernel, rtol=0, atol=1e-12)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("baseline", [*KERNELS, "film", "tsa"])
+@pytest.mark.parametrize(
+    ("baseline", "m"),
+    [
+        *((name, "") for name in (*KERNELS, "film", "tsa")),
+        *((name, "M+") for name in ("lora", "film", "conv-adapter", "turn", "tsa")),
+    ],
+)
 @pytest.mark.usefixtures("tiny")
-def test_a_run_resumes_and_leaves_a_plain_network(baseline, tmp_path, capsys):
+def test_a_run_resumes_and_leaves_a_plain_network(baseline, m, tmp_path, capsys):
     start = Recipe(dataset="embedded", width=0.1, steps=2, drops=(), precision="fp32")
     start = session.train(start, out=tmp_path / "start", device="cpu")
     settings = {"steps": 4, "drops": (), "checkpoint_every": 2, "precision": "fp32"}
     recipe = AdaptationRecipe(
-        backbone=str(start.path), dataset="embedded", similarity=None, baseline=baseline,
-        train="baseline+head", lr=0.05, **settings,
+        backbone=str(start.path), dataset="embedded", train=f"{m}{baseline}+head", lr=0.05,
+        **settings,
     )  # fmt: skip
     run = session.train(recipe, out=tmp_path / "run", device="cpu")
     network = session.load(run)
@@ -450,11 +474,14 @@ def test_a_run_resumes_and_leaves_a_plain_network(baseline, tmp_path, capsys):
     state = load_file(run.path / "network-folded.safetensors")
     plain = set(session.load(start).state_dict())
     assert plain <= set(state)
-    assert all(key.endswith(".bias") for key in set(state) - plain)  # SSF shifts
+    assert not any("similarity" in key for key in state)
+    if baseline not in OTHERS:
+        assert all(key.endswith(".bias") for key in set(state) - plain)  # SSF shifts
 
 
 test_what_does_not_go_together = refusals(
-    ({"baseline": "lora", "train": "baseline+M"}, "`baseline` must be none of lora, conv-ad"),
+    ({"train": "M+lora+ssf"}, "`train` must name no second baseline"),
+    ({"baseline": "ssf", "train": "M+lora"}, "`train` must name no second baseline"),
     ({"train": "M", "similarity": None}, "`train` must not name M without a similarity"),
     ({"baseline": "ssf", "train": "head", "similarity": None}, "`train` must name baseline"),
     ({"train": "baseline", "similarity": None}, "`train` must name baseline"),

@@ -17,7 +17,7 @@ from neural_similarity.conversion import (
 )
 from neural_similarity.lab.data import Inputs
 from neural_similarity.lab.tasks.backbone import Backbone, Pretrained
-from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
+from neural_similarity.lab.tasks.baselines import BASELINES, Baseline, with_baseline
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun
 from neural_similarity.lab.train import Run
 from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
@@ -25,8 +25,6 @@ from neural_similarity.nn import Full, Similarity, Static, StaticSimilarity, for
 
 ADAPTATION_PARTS = ("M", "all", "head", "norm", "bias", "baseline")
 """What can train together; "nothing" stands alone."""
-NOT_BELOW_M = ("lora", "conv-adapter")
-"""Baselines that have layers of their own beside a convolution."""
 STATIC_FULL = Static(Full())
 
 
@@ -39,8 +37,8 @@ class FirstFields:
     torch's), such as timm:resnet18 or runs/cifar10-cnn-seed1."""
     train: str = "M+head"
     """Parts that train, joined by +: M (the similarities), all (every weight), head, norm (its
-    gains and shifts), bias, baseline; or nothing: then only running statistics change, if `norm` is
-    train. Layers have an M only where this names it."""
+    gains and shifts), bias, baseline or the name of one (M+lora); or nothing: then only running
+    statistics change, if `norm` is train. Layers have an M only where this names it."""
     similarity: Similarity | None = STATIC_FULL
     """M, where `train` names it, such as static-full or dynamic-diagonal."""
     where: str | None = None
@@ -63,13 +61,13 @@ class AdaptationRecipe(Recipe, FirstFields):
     pretrained: bool = True
     """Take the pretrained weights of timm or torchvision; False starts from random ones."""
     baseline: Baseline = "none"
-    """Another adapter, alone or below M: ssf (scale and shift of each filter), film (of each
-    normalised channel), lora (of rank 1, by PEFT), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft
+    """Another adapter, alone or with M: ssf (scale and shift of each filter), film (of each
+    normalised channel), lora (of rank 1), lora-c and lora-c4 (LoRA-C of rank 1 and 4), oft
     (diag-OFT in blocks of 4 filters, by LyCORIS), atoms (6 filter atoms), residual and
     residual-vector (TSA's adapters parallel to kernels), conv-adapter, adafm (filters of a layer's
     output), piggyback (masks of kernels), turn (rotates the images by one angle), tsa (residual,
-    and aligned features), or atoms-9 (nine, by sparse codes); formulas and sources are in
-    docs/reference/baselines.md."""
+    and aligned features), or atoms-9 (nine, by sparse codes). Formulas, sources and what each is
+    with M: docs/reference/baselines.md."""
     norm: Literal["auto", "eval", "train"] = "auto"
     """Normalise by frozen running statistics (eval) or by the batch's statistics (train); auto is
     eval unless `train` names all."""
@@ -107,12 +105,15 @@ class AdaptationRecipe(Recipe, FirstFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._name_baseline()
         parts = self.parts
         known = parts == ["nothing"] or (
             set(parts) <= set(ADAPTATION_PARTS) and len(set(parts)) == len(parts)
         )
         self._require_field(
-            known, "train", f"be nothing, or some of {', '.join(ADAPTATION_PARTS)} joined by +"
+            known,
+            "train",
+            f"be nothing, or some of {', '.join(ADAPTATION_PARTS)} or its name, joined by +",
         )
         if "M" not in parts and self.similarity == STATIC_FULL:  # the default
             object.__setattr__(self, "similarity", None)
@@ -132,12 +133,20 @@ class AdaptationRecipe(Recipe, FirstFields):
             raise ValueError(f"`lr` must be above 0 for {self.optimizer}, got {self.lr}")
         if self.similarity is None and "M" in parts:
             raise ValueError(f"`train` must not name M without a similarity, got {self.train!r}")
-        alone = self.baseline not in NOT_BELOW_M or self.similarity is None
-        self._require_field(alone, "baseline", f"be none of {', '.join(NOT_BELOW_M)} beside M")
         named = (self.baseline != "none") == ("baseline" in parts) or "all" in parts
         self._require_field(
             named, "train", f"name baseline exactly where it is one, got {self.baseline}"
         )
+
+    def _name_baseline(self) -> None:
+        """Read the name of a baseline in `train` as baseline, with that name in its field."""
+        names = [part for part in self.parts if part in BASELINES]
+        if names:
+            others = {*names, self.baseline} - {"none"}
+            self._require_field(len(others) == 1, "train", "name no second baseline")
+            train = "+".join("baseline" if part in names else part for part in self.parts)
+            object.__setattr__(self, "train", train)
+            object.__setattr__(self, "baseline", names[0])
 
     @classmethod
     def current_fields(cls, fields: dict[str, Any]) -> dict[str, Any]:

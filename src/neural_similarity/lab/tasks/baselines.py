@@ -1,20 +1,20 @@
 """Other parameter-efficient adapters: docs/reference/baselines.md lists them."""
 
-import re
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import nn
 
-from neural_similarity.choices import import_optional, require_installed
+from neural_similarity.choices import require_installed
 from neural_similarity.conversion import head_name, plan
 from neural_similarity.lab.tasks.tuned import (
     ConvAdapter,
     FeatureModulation,
     Film,
     FilterAtoms,
+    Lora,
     LoraC,
     LoraC4,
     Piggyback,
@@ -33,12 +33,10 @@ Baseline = Literal[
     "none", "ssf", "film", "lora", "lora-c", "lora-c4", "oft", "atoms", "residual",
     "residual-vector", "conv-adapter", "adafm", "piggyback", "turn", "tsa", "atoms-9",
 ]  # fmt: skip
-RANK = 1
-"""The rank of LoRA, the least: 6,331 parameters for ResNet-20; full M in every layer has 1,539."""
-
-LAYER_BASELINES: dict[str, type[TunedLayer]] = {
+BASELINES: dict[str, type[TunedLayer]] = {
     "ssf": ScaleShift,
     "film": Film,
+    "lora": Lora,
     "lora-c": LoraC,
     "lora-c4": LoraC4,
     "oft": Turned,
@@ -52,37 +50,12 @@ LAYER_BASELINES: dict[str, type[TunedLayer]] = {
     "tsa": StemlessAdapter,
     "atoms-9": CodedAtoms,
 }
-"""The baselines that are layers; LoRA is PEFT's."""
-_LIBRARIES = {"lora": ("peft", "LoRA"), "oft": ("lycoris", "diag-OFT")}
 
 
 def require_library(baseline: Baseline) -> None:
     """Check that the library which computes a baseline is installed."""
-    if baseline in _LIBRARIES:
-        require_installed(*_LIBRARIES[baseline], "baselines")
-
-
-def _add_lora(network: nn.Module, layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    """Add LoRA by PEFT, B A x with B = 0 at first; names of the new parts of a layer."""
-    grouped = [name for name, layer in layers.items() if cast(nn.Conv2d, layer).groups > 1]
-    if grouped:
-        raise ValueError(
-            f"`baseline` must not be lora of grouped convolutions, got {', '.join(grouped)}; "
-            "choose others by `where`"
-        )
-    peft = import_optional("peft", "LoRA", "baselines")
-    # A regular expression, since PEFT matches each name of a list as a suffix of longer ones.
-    names = "|".join(map(re.escape, layers))
-    config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names)
-    peft.inject_adapter_in_model(config, network)
-    return "lora_A", "lora_B"
-
-
-def _add_layers(kind: type[TunedLayer], layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    for layer in layers.values():
-        layer.__class__ = kind
-        cast(TunedLayer, layer).add_parameters()
-    return kind.PARTS
+    if baseline == "oft":
+        require_installed("lycoris", "diag-OFT", "baselines")
 
 
 def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = None) -> list[str]:
@@ -95,27 +68,28 @@ def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = No
         Names of the new parameters.
 
     Raises:
-        ModuleNotFoundError: LoRA needs peft, diag-OFT lycoris-lora.
-        ValueError: there is no such layer, LoRA gets a grouped one, "turn" not the first, or "film"
-            some layers.
+        ModuleNotFoundError: diag-OFT needs lycoris-lora.
+        ValueError: there is no such layer, "turn" does not get the first, or "film" some layers.
     """
     if baseline == "none":
         return []
     layers = _layers_to_change(network, baseline, where)
-    if baseline == "lora":
-        parts = _add_lora(network, layers)
-    else:
-        parts = _add_layers(LAYER_BASELINES[baseline], layers)
-    names = [f"{name}.{part}" for name in layers for part in parts]
+    names = _add_layers(BASELINES[baseline], layers)
     return names + (_align_head(network) if baseline == "tsa" else [])
+
+
+def _add_layers(kind: type[TunedLayer], layers: Mapping[str, nn.Module]) -> list[str]:
+    """Add the parameters of a kind to layers; their names."""
+    for layer in layers.values():
+        layer.__class__ = kind
+        cast(TunedLayer, layer).add_parameters()
+    return [f"{name}.{part}" for name in layers for part in kind.PARTS]
 
 
 def _align_head(network: nn.Module) -> list[str]:
     """Add TSA's alignment to a linear head; names of its parameters."""
     head = network.get_submodule(name := head_name(network))
-    if type(head) is not nn.Linear:
-        return []
-    return [f"{name}.{part}" for part in _add_layers(AlignedLinear, {name: head})]
+    return _add_layers(AlignedLinear, {name: head}) if type(head) is nn.Linear else []
 
 
 def _layers_to_change(
@@ -161,18 +135,12 @@ def _norms_to_change(network: nn.Module, where: str | None) -> Mapping[str, nn.M
 
 @torch.no_grad()
 def merge_baselines(network: nn.Module) -> nn.Module:
-    """A copy in which baselines are merged into plain layers, as far as these can express them.
+    """A copy in which baselines are merged into layers without, as far as these can express them.
 
-    A layer with M stays: `ns.fold` merges both.
+    M stays, on the kernel that the baseline computed.
     """
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):
-        if getattr(layer, "similarity", None) is not None:
-            continue
         if isinstance(layer, TunedConv2d | Film | AlignedLinear):
             network.set_submodule(name, layer.plain_layer())
-        elif hasattr(layer, "lora_A"):
-            lora = cast(Any, layer)
-            lora.merge()
-            network.set_submodule(name, lora.get_base_layer())
     return network

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.choices import import_optional
+from neural_similarity.nn import Conv2d
 
 BLOCK = 4
 """Filters in each block of diag-OFT, LyCORIS's default."""
@@ -31,7 +32,7 @@ class TunedLayer(nn.Module, ABC):
     """A layer with a few new parameters, at whose first values it computes the same as before."""
 
     PARTS: ClassVar[tuple[str, ...]]
-    """Names of the new parameters, or of the modules that hold them."""
+    """Names of the new parameters."""
     ADDED: ClassVar[tuple[str, ...]] = ()
     """Names of those that add to the kernel, and are changed by as much as it is."""
 
@@ -51,15 +52,18 @@ class TunedConv2d(TunedLayer, nn.Conv2d):
         return self._conv_forward(input, *self.effective_kernel())
 
     def plain_layer(self) -> nn.Module:
+        """The layer with that kernel and bias, and with the M that acts on them, if any."""
+        similarity = getattr(self, "similarity", None)
+        kind = nn.Conv2d if similarity is None else Conv2d
         layer = nn.utils.skip_init(
-            nn.Conv2d, self.in_channels, self.out_channels, self.kernel_size,
+            kind, self.in_channels, self.out_channels, self.kernel_size,
             stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups,
             padding_mode=self.padding_mode, device=self.weight.device, dtype=self.weight.dtype,
         )  # fmt: skip
         kernel, bias = self.effective_kernel()
         layer.weight = nn.Parameter(kernel)
         layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
-        return layer
+        return layer.with_similarity(similarity) if isinstance(layer, Conv2d) else layer
 
 
 class ScaleShift(TunedConv2d):
@@ -158,26 +162,43 @@ class ResidualVector(ResidualAdapter):
             self.central = nn.Parameter(self.weight.new_zeros(self.out_channels))
 
 
-class LoraC(TunedConv2d):
-    """W + view(B A), B (kh O/g, kh r), A (kh r, kw C): LoRA-C (arXiv:2410.16954) of rank r = 1.
+class Lora(TunedConv2d):
+    """W + B A, B (O, r), A (r, C/g·K): LoRA (arXiv:2106.09685) of rank r = 1, the least.
 
-    B starts at 0, A as the weight of a linear layer. Parameters: 9 r (C + O/g) for 3x3 taps.
-    Code: https://github.com/alexyyds2024/lora-C
+    B starts at 0, A as the weight of a linear layer. Without groups it is PEFT's.
+    Parameters: K C/g + O. Code: https://github.com/huggingface/peft
     """
 
     PARTS = ("factor_a", "factor_b")
-    RANK: ClassVar[int] = 1
+
+    def factor_sizes(self) -> tuple[int, int, int]:
+        """The rows of B, the columns of B, which are the rows of A, and the columns of A."""
+        return self.out_channels, 1, self.weight[0].numel()
 
     def add_parameters(self) -> None:
-        (rows, columns), filters = self.kernel_size, self.out_channels // self.groups
-        inner = rows * self.RANK
-        self.factor_a = nn.Parameter(self.weight.new_empty(inner, columns * self.in_channels))
-        self.factor_b = nn.Parameter(self.weight.new_zeros(rows * filters, inner))
+        rows, inner, columns = self.factor_sizes()
+        self.factor_a = nn.Parameter(self.weight.new_empty(inner, columns))
+        self.factor_b = nn.Parameter(self.weight.new_zeros(rows, inner))
         nn.init.kaiming_uniform_(self.factor_a, a=math.sqrt(5))
 
     def effective_kernel(self) -> tuple[Tensor, Tensor | None]:
         change = (self.factor_b @ self.factor_a).view(self.weight.shape)
         return self.weight + change, self.bias
+
+
+class LoraC(Lora):
+    """W + view(B A), B (kh O/g, kh r), A (kh r, kw C): LoRA-C (arXiv:2410.16954) of rank r = 1.
+
+    Starts as LoRA. Parameters: 9 r (C + O/g) for 3x3 taps.
+    Code: https://github.com/alexyyds2024/lora-C
+    """
+
+    RANK: ClassVar[int] = 1
+
+    def factor_sizes(self) -> tuple[int, int, int]:
+        """The sizes of the factors, see `Lora`."""
+        (rows, columns), filters = self.kernel_size, self.out_channels // self.groups
+        return rows * filters, rows * self.RANK, columns * self.in_channels
 
 
 class LoraC4(LoraC):
@@ -203,6 +224,11 @@ class Piggyback(TunedConv2d):
         return self.weight * mask, self.bias
 
 
+def _beside_m(x: Tensor, kernel: Tensor, bias: Tensor, *window: Any) -> Tensor:
+    """F.conv2d without M, which acts on the one convolution of `F` in a layer, the layer's own."""
+    return torch.ops.aten.conv2d(x, kernel, bias, *window)
+
+
 class ConvAdapter(TunedLayer, nn.Conv2d):
     """W * x + s (P relu(G * x + b) + c): Conv-Adapter (arXiv:2208.07463) beside every convolution.
 
@@ -212,22 +238,28 @@ class ConvAdapter(TunedLayer, nn.Conv2d):
     Code: https://github.com/Hhhhhhao/Conv-Adapter
     """
 
-    PARTS = ("gather", "spread", "gain")
+    PARTS = ("gather", "gather_bias", "spread", "spread_bias", "gain")
 
     def add_parameters(self) -> None:
         widest = max(1, self.in_channels // REDUCTION)
         width = next(w for w in range(widest, 0, -1) if self.in_channels % w == 0)
-        place: dict[str, Any] = {"device": self.weight.device, "dtype": self.weight.dtype}
-        geometry = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
-        same = place | {name: getattr(self, name) for name in geometry}
-        self.gather = nn.Conv2d(self.in_channels, width, groups=width, **same)
-        self.spread = nn.Conv2d(width, self.out_channels, 1, **place)
-        for part in self.spread.parameters():
-            nn.init.zeros_(part)
+        size = width, self.in_channels // width, *self.kernel_size
+        self.gather = nn.Parameter(self.weight.new_empty(size))
+        self.gather_bias = nn.Parameter(self.weight.new_empty(width))
+        nn.init.kaiming_uniform_(self.gather, a=math.sqrt(5))
+        bound = self.gather[0].numel() ** -0.5
+        nn.init.uniform_(self.gather_bias, -bound, bound)
+        self.spread = nn.Parameter(self.weight.new_zeros(self.out_channels, width, 1, 1))
+        self.spread_bias = nn.Parameter(self.weight.new_zeros(self.out_channels))
         self.gain = nn.Parameter(self.weight.new_ones(self.out_channels, 1, 1))
 
     def forward(self, input: Tensor) -> Tensor:
-        change = self.spread(self.gather(input).relu())
+        x, padding = input, self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), (0, 0)
+        window = self.stride, padding, self.dilation
+        hidden = _beside_m(x, self.gather, self.gather_bias, *window, len(self.gather)).relu()
+        change = _beside_m(hidden, self.spread, self.spread_bias)
         return super().forward(input) + self.gain * change
 
 
@@ -246,8 +278,7 @@ class FeatureModulation(TunedLayer, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         y, groups = super().forward(input), self.out_channels
-        # Not by F.conv2d: M acts on the one convolution of torch's functions, that of the layer.
-        return y + torch.ops.aten.conv2d(y, self.filter, self.shift, padding=[1, 1], groups=groups)
+        return y + _beside_m(y, self.filter, self.shift, (1, 1), (1, 1), (1, 1), groups)
 
 
 class Film(TunedLayer, nn.BatchNorm2d):
