@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from statistics import fmean
 
 import answers
 import matplotlib as mpl
@@ -125,7 +124,7 @@ SHORT = {"residual": "TSA", "film": "FiLM, batch norm", "bias": "BitFit", answer
 def draw_accuracy(theme: Theme) -> Figure:
     """Mean accuracy over the changes by the number of parameters trained."""
     cells = answers.changed_cells()
-    means = {way: fmean(answers.accuracies(c)[way] for c in cells) for way in answers.METHODS}
+    means = answers.mean_accuracies()
     figure, panel = make_panel(5.6, 3.6)
     bold = {"color": theme.ours, "weight": "bold", "va": "center"}
     for way, mean in means.items():
@@ -136,7 +135,11 @@ def draw_accuracy(theme: Theme) -> Figure:
             name = SHORT.get(way, answers.METHODS[way])
             options = {"ha": place[2]} | (bold if ours else {})
             panel.annotate(name, point, place[:2], textcoords="offset points", **options)
-    panel.set(xscale="log", xlim=(250, 800_000), ylim=(71.5, 75.6))
+    panel.set(
+        xscale="log",
+        xlim=(250, 800_000),
+        ylim=(min(means.values()) - 0.5, max(means.values()) + 0.6),
+    )
     panel.set(xlabel="parameters trained", ylabel=f"accuracy, %, mean of {len(cells)} changes")
     panel.grid(visible=True)
     return figure
