@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from neural_similarity_paper.studies.adapt_map import CHANGES, MAP
-from neural_similarity_paper.studies.adapt_older import OLDER_MAP
+from neural_similarity_paper.studies.adapt_report import OLDER_MAP
 from neural_similarity_paper.studies.adapt_study import CellReport
 from neural_similarity_paper.tables import TABLES, make_report
 from neural_similarity_paper.tables.markdown import MINUS, markdown_rows, signed_number

@@ -18,7 +18,7 @@ from neural_similarity.lab.cli import parsing
 from neural_similarity.lab.train import pack_correct
 from neural_similarity_paper.studies.adapt_map import MAP
 from neural_similarity_paper.studies.adapt_study import CURVED
-from neural_similarity_paper.studies.sheets import Sheet
+from neural_similarity_paper.studies.trials import Sheet
 
 PAGES = prose.written_pages()
 WORDS, ALL_WORDS, INTERVALS, COLUMNS = 1_500, 35_000, 15, 8

@@ -16,7 +16,7 @@ from neural_similarity_paper.studies.adapt_continual import (
     task_positions,
     task_recipe,
 )
-from neural_similarity_paper.studies.rates import Trial
+from neural_similarity_paper.studies.trials import Trial
 
 HEAD, STATISTICS = 4 * 325, 4 * 1_376
 BYTES = {

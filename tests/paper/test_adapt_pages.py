@@ -9,17 +9,18 @@ import pytest
 
 from neural_similarity_paper.cli.studies import STUDIES
 from neural_similarity_paper.studies.adapt_map import CHANGES, MAP
-from neural_similarity_paper.studies.adapt_older import (
+from neural_similarity_paper.studies.adapt_report import (
     OLDER,
     OLDER_CONTINUAL,
     OLDER_MAP,
     OLDER_RATES,
     OLDER_STREAM,
+    best_baseline,
+    is_ahead,
+    study_to_markdown,
 )
-from neural_similarity_paper.studies.adapt_report import best_baseline, is_ahead, study_to_markdown
 from neural_similarity_paper.studies.adapt_unlabelled import KNOWN, KNOWN_CHANGES
-from neural_similarity_paper.studies.rates import Trial
-from neural_similarity_paper.studies.sheets import read_sheet
+from neural_similarity_paper.studies.trials import Trial, read_sheet
 from neural_similarity_paper.tables.markdown import interval_text
 from neural_similarity_paper.tables.verdicts import LEVEL
 

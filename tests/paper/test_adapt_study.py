@@ -21,8 +21,14 @@ from neural_similarity_paper.studies.adapt_map import (
 from neural_similarity_paper.studies.adapt_report import draw_study, study_to_markdown
 from neural_similarity_paper.studies.adapt_study import Cell, Column, Study, Way, lead_of
 from neural_similarity_paper.studies.adapt_unlabelled import STREAM
-from neural_similarity_paper.studies.rates import GRID, SearchPlace, Trial, choose_rate
-from neural_similarity_paper.studies.sheets import Sheet, read_sheet
+from neural_similarity_paper.studies.trials import (
+    GRID,
+    SearchPlace,
+    Sheet,
+    Trial,
+    choose_rate,
+    read_sheet,
+)
 
 IMAGES = 200
 PLACE = SearchPlace(("other",), (11,), FIRST_RATES)

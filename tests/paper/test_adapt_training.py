@@ -13,7 +13,7 @@ from neural_similarity.files import read_json
 from neural_similarity.lab import session
 from neural_similarity.lab.train import unpack_correct
 from neural_similarity_paper.corruption import CORRUPTIONS
-from neural_similarity_paper.studies import adapt_map, adapt_training, adapt_unlabelled, rates
+from neural_similarity_paper.studies import adapt_map, adapt_training, adapt_unlabelled, trials
 from neural_similarity_paper.studies.adapt_map import MAP, map_cell, trial_recipe
 from neural_similarity_paper.studies.adapt_unlabelled import (
     KNOWN,
@@ -23,8 +23,13 @@ from neural_similarity_paper.studies.adapt_unlabelled import (
     score_known,
     stream_positions,
 )
-from neural_similarity_paper.studies.rates import SearchPlace, Trial
-from neural_similarity_paper.studies.sheets import cpu_runtime, open_sheet, read_sheet
+from neural_similarity_paper.studies.trials import (
+    SearchPlace,
+    Trial,
+    cpu_runtime,
+    open_sheet,
+    read_sheet,
+)
 
 # What peft imports warns.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -163,7 +168,7 @@ def test_then_all_trains_m_folds_it_and_trains_the_kernels(tiny_map, monkeypatch
 
 
 def test_cells_of_the_map_run_from_the_images_to_the_page(tiny_map, monkeypatch):
-    monkeypatch.setattr(rates, "GRID", (0.01,))
+    monkeypatch.setattr(trials, "GRID", (0.01,))
     ways = {way: MAP.ways[way] for way in ("full", "norm", "full-norm", "statistics", "undone")}
     study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(CELL,))
     study.run(tiny_map, tiny_map, lambda _: None)

@@ -7,8 +7,7 @@ import pytest
 
 from neural_similarity_paper.studies import new_heads
 from neural_similarity_paper.studies.new_heads import CELLS, FIVE_RATES, RUNS, SEEDS
-from neural_similarity_paper.studies.rates import Trial
-from neural_similarity_paper.studies.sheets import read_sheet
+from neural_similarity_paper.studies.trials import Trial, read_sheet
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/evidence/new-heads.md").read_text("utf-8")
@@ -77,11 +76,11 @@ def test_runs_are_kept_and_the_verdict_follows_from_them(tmp_path, monkeypatch):
     assert ran == RUNS
     runs = read_sheet(new_heads.sheet_path(tmp_path)).runs
     facts = new_heads.cell_facts("C", runs)
-    assert facts == (True, *(pytest.approx(each) for each in (0.878, -0.036, 0.91, 0.032)))
+    assert [*facts.values()] == [True, *map(pytest.approx, (0.878, -0.036, 0.91, 0.032))]
     first = CELLS["C"].seeds[0]
     del runs[f"default 0 C {first}"], runs[f"rate 0.01 C {first}"]
     facts = new_heads.cell_facts("C", runs)
-    assert facts == (True, None, pytest.approx(-0.036), None, None)
+    assert [*facts.values()] == [True, None, pytest.approx(-0.036), None, None]
     assert (
         "147 of 147 runs. Not finite: 1 cells. More than two points below the probe of a seed: 1 "
         "of 12 cells. Within two points of the best of five rates: 4 of 5 cells."

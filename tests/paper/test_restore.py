@@ -11,7 +11,6 @@ from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity_paper.statistics import by_seed_and_image
 from neural_similarity_paper.studies import restore, restore_picture
 from neural_similarity_paper.studies.adapt_report import study_to_markdown
-from neural_similarity_paper.studies.rates import Trial
 from neural_similarity_paper.studies.restore import (
     CAMERAS,
     PREPARATIONS,
@@ -22,7 +21,7 @@ from neural_similarity_paper.studies.restore import (
     observe,
     score_images,
 )
-from neural_similarity_paper.studies.sheets import read_sheet
+from neural_similarity_paper.studies.trials import Trial, read_sheet
 
 # What peft imports warns.
 pytestmark = pytest.mark.filterwarnings("ignore")

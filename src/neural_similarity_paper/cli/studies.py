@@ -12,19 +12,18 @@ from neural_similarity.lab.cli.commands import print_line
 from neural_similarity.lab.cli.parsing import check_folders, comma_list, parse_options
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.train.progress import print_notice
-from neural_similarity_paper.recipes.end import ARMS
 from neural_similarity_paper.studies.adapt_continual import CONTINUAL
 from neural_similarity_paper.studies.adapt_map import MAP
 from neural_similarity_paper.studies.adapt_report import draw_study, study_to_markdown
 from neural_similarity_paper.studies.adapt_unlabelled import KNOWN_CHANGES, STREAM
-from neural_similarity_paper.studies.end import END_SEARCH, end_to_markdown, run_search
+from neural_similarity_paper.studies.end import ARMS, END_SEARCH, end_to_markdown, run_search
 from neural_similarity_paper.studies.new_heads import (
     NEW_HEADS,
     new_heads_to_markdown,
     run_new_heads,
 )
 from neural_similarity_paper.studies.restore import RESTORE
-from neural_similarity_paper.studies.sheets import ReportLine
+from neural_similarity_paper.studies.trials import ReportLine
 
 STUDIES = {study.name: study for study in (MAP, CONTINUAL, STREAM, KNOWN_CHANGES, RESTORE)}
 """Studies of adaptation by the name of their table and of the folder of their records."""

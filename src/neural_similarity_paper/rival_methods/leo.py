@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.choices import require_least
 from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.gradient import (
     Gradient,
@@ -52,12 +51,6 @@ class Latent:
     """Weight of half the squared weights of encoder, relation network and decoder."""
     orthogonality: float = 1.523998e-3
     """Weight of the decoder's squared correlations."""
-
-    def __post_init__(self):
-        for name, least in (("size", 1), ("steps", 1), ("tuning_steps", 0)):
-            require_least(name, getattr(self, name), least)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"`dropout` must be in [0, 1), got {self.dropout}")
 
 
 ONE_SHOT_SETTINGS = Latent(

@@ -8,13 +8,15 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neural_similarity.choices import require_least, require_positive
 from neural_similarity.lab.tasks.few_shot.batch_norm import support_first
 from neural_similarity.lab.tasks.few_shot.embedding import embed_task, split_classifier
 from neural_similarity.lab.tasks.few_shot.method import Episode, Method, Predict
 from neural_similarity.lab.tasks.few_shot.metric import class_means, squared_distances
 from neural_similarity.nn import DynamicSimilarity
 from neural_similarity.ops import promote_dtype, without_autocast
+
+DEPTH, PENALTY = 3, 0.01
+"""Layers of the residual networks, and the factor on the sum of squared strengths in the loss."""
 
 
 class Tadam(Method):
@@ -34,35 +36,20 @@ class Tadam(Method):
 
     Args:
         network: Any `torch.nn.Sequential` that ends in a linear classifier, which is dropped.
-        scale: Initial value of $\alpha$.
-        depth: Layers of the residual networks.
-        penalty: Factor on the sum of the squared $\gamma_0$ and $\beta_0$ in `loss`.
 
     Raises:
         ValueError: the network does not end in a linear layer or has no batch normalisation to
-            change, or `scale` or `depth` is out of range.
+            change.
     """
 
     fixed_embedding = False
 
-    def __init__(
-        self,
-        network: nn.Sequential,
-        *,
-        scale: float = 1.0,
-        depth: int = 3,
-        penalty: float = 0.01,
-    ):
+    def __init__(self, network: nn.Sequential):
         super().__init__()
-        require_positive("scale", scale)
-        require_least("depth", depth)
         self.backbone, features = split_classifier(network)
-        self.penalty = penalty
-        self.log_scale = nn.Parameter(torch.tensor(float(scale)).log())
+        self.log_scale = nn.Parameter(torch.tensor(0.0))
         norms = _conditioned_norms(self.backbone).values()
-        self.conditions = nn.ModuleList(
-            _Condition(features, norm.num_features, depth) for norm in norms
-        )
+        self.conditions = nn.ModuleList(_Condition(features, norm.num_features) for norm in norms)
         if not self.conditions:
             raise ValueError("`network` must have batch normalisation with a weight, got none")
         self.to(next(self.backbone.parameters()))
@@ -85,7 +72,7 @@ class Tadam(Method):
         predict = self.adapt(episode.support, episode.support_labels, episode.ways)
         strengths = [c.get_parameter("strength").square().sum() for c in self.conditions]
         loss = F.cross_entropy(predict(episode.query), episode.query_labels)
-        return loss + self.penalty * torch.stack(strengths).sum()
+        return loss + PENALTY * torch.stack(strengths).sum()
 
     def _for_task(self, support: Tensor, labels: Tensor, ways: int) -> dict[str, Tensor]:
         """Weight and bias of every normalisation for the task of a support set."""
@@ -105,10 +92,10 @@ class Tadam(Method):
 class _Condition(nn.Module):
     """Scale and shift (channels,) of a layer for a task, which is represented by (features,)."""
 
-    def __init__(self, features: int, channels: int, depth: int):
+    def __init__(self, features: int, channels: int):
         super().__init__()
-        self.scale = _ResidualLayers(features, channels, depth)
-        self.shift = _ResidualLayers(features, channels, depth)
+        self.scale = _ResidualLayers(features, channels)
+        self.shift = _ResidualLayers(features, channels)
         self.strength = nn.Parameter(torch.zeros(2))
 
     def forward(self, task: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,10 +106,10 @@ class _Condition(nn.Module):
 class _ResidualLayers(nn.Module):
     """A linear projection, then layers that each add to what they see."""
 
-    def __init__(self, features: int, channels: int, depth: int):
+    def __init__(self, features: int, channels: int):
         super().__init__()
         self.project = nn.Linear(features, channels)
-        self.layers = nn.ModuleList(nn.Linear(channels, channels) for _ in range(depth - 1))
+        self.layers = nn.ModuleList(nn.Linear(channels, channels) for _ in range(DEPTH - 1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.project(x)

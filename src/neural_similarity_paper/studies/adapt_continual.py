@@ -22,8 +22,8 @@ from neural_similarity_paper.recipes.adaptation import HEADED, RESNET, WAYS, way
 from neural_similarity_paper.studies.adapt_map import FIRST_RATES
 from neural_similarity_paper.studies.adapt_study import Cell, Study
 from neural_similarity_paper.studies.adapt_training import backbone_terms, run_in_memory
-from neural_similarity_paper.studies.rates import SearchPlace, Trial
 from neural_similarity_paper.studies.reading import study_fields
+from neural_similarity_paper.studies.trials import SearchPlace, Trial
 
 TASKS, TASK_CLASSES = 20, 5
 ORDERS = (1, 2, 3, 4, 5)

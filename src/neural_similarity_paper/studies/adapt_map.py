@@ -24,9 +24,8 @@ from neural_similarity_paper.studies.adapt_training import (
     score_in_memory,
     start_run,
 )
-from neural_similarity_paper.studies.rates import SearchPlace, Trial
 from neural_similarity_paper.studies.reading import CONTENT, study_fields
-from neural_similarity_paper.studies.sheets import Sheet
+from neural_similarity_paper.studies.trials import SearchPlace, Sheet, Trial
 
 CHANGES: dict[str, str] = CONTENT["adapt-map"]["changes"]
 """Changes of the map with their labels."""

@@ -1,4 +1,7 @@
-"""Studies of adaptation as text and picture: accuracies, and M's leads."""
+"""Studies of adaptation as text and picture: accuracies, and M's leads.
+
+Sheets of an older protocol are shown below those of the new one, until the new cells have run.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import nan
@@ -7,10 +10,32 @@ from typing import Any
 
 from neural_similarity.files import new_file
 from neural_similarity_paper.statistics import mean_and_deviation
-from neural_similarity_paper.studies.adapt_older import OLDER
+from neural_similarity_paper.studies.adapt_continual import CONTINUAL, TASK_CELL, task_bytes
+from neural_similarity_paper.studies.adapt_map import MAP, MAP_CELLS
 from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Study
+from neural_similarity_paper.studies.adapt_unlabelled import STREAM, STREAM_CELLS
+from neural_similarity_paper.studies.reading import study_fields
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.verdicts import LEVEL
+
+ONE_SHEET = {"file": "runs", "rates_file": "runs"}
+OLDER_MAP = Study(**study_fields("older-map"), cells=MAP_CELLS)
+OLDER_RATES = Study(**study_fields("older-rates"), cells=MAP_CELLS)
+OLDER_CONTINUAL = Study(
+    **study_fields("older-continual"),
+    cells=(TASK_CELL._replace(**ONE_SHEET),),
+    size=("bytes a task", lambda way, n: task_bytes(way, n, way.endswith("statistics"))),
+    positions=CONTINUAL.positions,
+)
+OLDER_STREAM = Study(
+    **study_fields("older-stream"), cells=tuple(cell._replace(**ONE_SHEET) for cell in STREAM_CELLS)
+)
+OLDER = {
+    MAP.name: (OLDER_MAP, OLDER_RATES),
+    CONTINUAL.name: (OLDER_CONTINUAL,),
+    STREAM.name: (OLDER_STREAM,),
+}
+
 
 SHADES = 5
 """Points of lead at which the picture's colours end."""

@@ -16,11 +16,13 @@ from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import unpack_correct
 from neural_similarity.lab.train.statistics import Interval
 from neural_similarity_paper.statistics import LEAST_SEEDS, by_image, by_seed_and_image, holm
-from neural_similarity_paper.studies.rates import SearchPlace, Trial, choose_rate
-from neural_similarity_paper.studies.sheets import (
+from neural_similarity_paper.studies.trials import (
     TRAINED,
     ReportLine,
+    SearchPlace,
     Sheet,
+    Trial,
+    choose_rate,
     filling_alone,
     open_sheet,
     read_sheet,

@@ -23,7 +23,7 @@ from neural_similarity.lab.train.graph import plain_update
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
 from neural_similarity.lab.train.runtime import SCORE_PRECISION
 from neural_similarity_paper.recipes.adaptation import RESNET
-from neural_similarity_paper.studies.sheets import cpu_runtime
+from neural_similarity_paper.studies.trials import cpu_runtime
 
 LABEL_HALF, HELD_OUT = 500, 200
 """Test images of each class that give labels; and of these, those that rates are chosen on."""

@@ -34,9 +34,8 @@ from neural_similarity_paper.studies.adapt_training import (
     score_in_memory,
     start_run,
 )
-from neural_similarity_paper.studies.rates import SearchPlace, Trial
 from neural_similarity_paper.studies.reading import study_fields
-from neural_similarity_paper.studies.sheets import cpu_runtime
+from neural_similarity_paper.studies.trials import SearchPlace, Trial, cpu_runtime
 
 STREAM_ORDERS = {"iid": "i.i.d.", "by-class": "by class"}
 STREAM_BATCHES = (200, 16)

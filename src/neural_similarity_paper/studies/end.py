@@ -1,6 +1,6 @@
 """What the networks trained to the end say, by the rules of docs/evidence/end.md; their search.
 
-Learning rate and decay of the arms of `recipes.end` are chosen on held-out training images: each of
+Learning rate and decay of the arms are chosen on held-out training images: each of
 three peaks at the usual decay, then two more decays at the best peak, for 16 epochs with seed 0. No
 test image is scored for a choice.
 """
@@ -20,7 +20,7 @@ from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.run import read_facts
 from neural_similarity.lab.train.statistics import Interval
 from neural_similarity.lab.train.stopping import signals_noted
-from neural_similarity_paper.recipes.end import ARMS, DECAY, EPOCHS
+from neural_similarity_paper.recipes import FAMILIES
 from neural_similarity_paper.statistics import (
     by_arm_and_image,
     equivalence_p,
@@ -28,11 +28,19 @@ from neural_similarity_paper.statistics import (
     mean_and_deviation,
 )
 from neural_similarity_paper.studies.reading import CONTENT
-from neural_similarity_paper.studies.sheets import SCORED, ReportLine, filling_alone, open_sheet
+from neural_similarity_paper.studies.trials import SCORED, ReportLine, filling_alone, open_sheet
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.records import read_records
 from neural_similarity_paper.tables.report import records_by_seed
 from neural_similarity_paper.tables.running import start_process, wait_for
+
+EPOCHS = {8: 0.25, 16: 0.5, 32: 1.0, 57: 1.78125}
+"""Budgets by number of epochs, each of 195 updates."""
+DECAY = 5e-4
+"""The usual decay, where the search for an arm's starts."""
+ARMS = {name.removeprefix("cifar10-end-"): entry for name, entry in FAMILIES["end"][1].items()}
+"""Descriptions and recipes of the arms."""
+
 
 LOOKS, LOOK_LEVEL = (8, 16), 0.0294
 """Seeds of each arm at the two looks of the primary comparison, and Pocock's level of each."""

@@ -19,10 +19,10 @@ from neural_similarity_paper.studies.adapt_training import (
     start_run,
     take_steps,
 )
-from neural_similarity_paper.studies.rates import Trial
 from neural_similarity_paper.studies.reading import CONTENT
-from neural_similarity_paper.studies.sheets import (
+from neural_similarity_paper.studies.trials import (
     ReportLine,
+    Trial,
     filling_alone,
     open_sheet,
     read_sheet,
@@ -113,20 +113,11 @@ def train_as_command(run: Trial, data: Path) -> dict[str, Any]:
     return facts | {"finite": bool(memory.state.totals[0].isfinite())}
 
 
-class CellFacts(NamedTuple):
-    """What the law asks of a cell; None where too little has run."""
-
-    finite: bool | None
-    default: float | None
-    probe_lead: float | None
-    """The least of all seeds."""
-    best: float | None
-    """Of five rates, by the mean over seeds."""
-    behind: float | None
+LEAD, BEHIND = "least lead over the probe", "behind it"
 
 
-def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> CellFacts:
-    """What the runs say of a cell."""
+def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What the law asks of a cell, by heading; None where too little has run."""
     seeds = CELLS[name].seeds
     default, probe, *rates = (
         {s: r for s in seeds if (r := runs.get(str(Trial(way, (rate,), name, s))))}
@@ -139,40 +130,36 @@ def cell_facts(name: str, runs: Mapping[str, Mapping[str, Any]]) -> CellFacts:
     means = [mean(own) for own in rates]
     best = None if None in means else max(filter(None, means), default=None)
     ours, both = mean(default), default.keys() & probe.keys()
-    return CellFacts(
-        all(run["finite"] for run in default.values()) if default else None,
-        ours,
-        min((default[s]["accuracy"] - probe[s]["accuracy"] for s in both), default=None),
-        best,
-        None if best is None or ours is None else best - ours,
-    )
-
-
-HEAD = (
-    *("cell", "images", "of each", "trains", "statistics", "flips"),
-    *("finite", "default", "least lead over the probe", "best of five rates", "behind it"),
-)
+    return {
+        "finite": all(run["finite"] for run in default.values()) if default else None,
+        "default": ours,
+        LEAD: min((default[s]["accuracy"] - probe[s]["accuracy"] for s in both), default=None),
+        "best of five rates": best,
+        BEHIND: None if best is None or ours is None else best - ours,
+    }
 
 
 def new_heads_to_markdown(results: Path) -> str:
     """What has run, as a table, and how far the law holds."""
     runs = read_sheet(sheet_path(results)).runs
     facts = {name: cell_facts(name, runs) for name in CELLS}
-    leads = [fact.probe_lead for fact in facts.values() if fact.probe_lead is not None]
-    behind = [fact.behind for fact in facts.values() if fact.behind is not None]
+    leads, behind = (
+        [fact[key] for fact in facts.values() if fact[key] is not None] for key in (LEAD, BEHIND)
+    )
     verdict = (
         f"{len(runs.keys() & {*map(str, RUNS)})} of {len(RUNS)} runs. Not finite: "
-        f"{sum(fact.finite is False for fact in facts.values())} cells. More than two points "
+        f"{sum(fact['finite'] is False for fact in facts.values())} cells. More than two points "
         f"below the probe of a seed: {sum(lead < -MARGIN for lead in leads)} of {len(leads)} "
         "cells. Within two points of the best of five rates: "
         f"{sum(gap <= MARGIN for gap in behind)} of {len(behind)} cells."
     )
     rows = [
-        (name, *(str(part) for part in cell[:5]), *map(_text, facts[name]))
+        (name, *map(str, cell[:5]), *map(_text, facts[name].values()))
         for name, cell in CELLS.items()
     ]
+    head = ("cell", "images", "of each", "trains", "statistics", "flips", *facts["A"])
     title = "# The default with a new head"
-    return "\n\n".join([title, verdict, markdown_rows(HEAD, *rows)]) + "\n"
+    return "\n\n".join([title, verdict, markdown_rows(head, *rows)]) + "\n"
 
 
 def _text(value: bool | float | None) -> str:

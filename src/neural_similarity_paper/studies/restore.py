@@ -30,8 +30,8 @@ from neural_similarity.nn import Similarity
 from neural_similarity_paper.recipes.reading import setting_fields
 from neural_similarity_paper.studies.adapt_study import Cell, Measure, Study
 from neural_similarity_paper.studies.adapt_training import fix_trained, trained_numbers
-from neural_similarity_paper.studies.rates import SearchPlace, Trial
 from neural_similarity_paper.studies.reading import CONTENT, study_fields
+from neural_similarity_paper.studies.trials import SearchPlace, Trial
 
 NOISE = 2
 """Grey levels of the usual noise."""

@@ -16,7 +16,7 @@ from neural_similarity.lab.cli.parsing import parse_options
 from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity_paper.studies.adapt_study import Study
 from neural_similarity_paper.studies.restore import INPUT, RESTORE, restore_images, score_images
-from neural_similarity_paper.studies.sheets import read_sheet
+from neural_similarity_paper.studies.trials import read_sheet
 
 SHOWN, IMAGES = (INPUT, "nothing", "m", "adafm", "all"), 3
 """Ways, and how many of the test images."""

@@ -17,7 +17,7 @@ from neural_similarity.lab.cli import report
 from neural_similarity.lab.train import pack_correct
 from neural_similarity_paper.cli import studies
 from neural_similarity_paper.studies.adapt_map import MAP, map_cell
-from neural_similarity_paper.studies.rates import SearchPlace
+from neural_similarity_paper.studies.trials import SearchPlace
 
 
 @pytest.fixture(scope="module")
