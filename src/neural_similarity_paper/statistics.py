@@ -83,16 +83,7 @@ def by_seed_and_image(differences: Tensor) -> Interval:
 
     Args:
         differences: (seeds, images).
-
-    Raises:
-        ValueError: there are fewer than three seeds or two images.
     """
-    seeds, images = differences.shape
-    if seeds < LEAST_SEEDS or images < 2:
-        raise ValueError(
-            f"`differences` must be of at least {LEAST_SEEDS} seeds and 2 images, got {seeds} and "
-            f"{images}"
-        )
     values = differences.double()
     return _crossed_interval([values], values.mean(0))
 
@@ -107,16 +98,8 @@ def by_arm_and_image(ours: Tensor, theirs: Tensor) -> Interval:
     Args:
         ours: (seeds, images).
         theirs: (seeds, images), the same images.
-
-    Raises:
-        ValueError: an arm has fewer than two seeds, or there are fewer than two images.
     """
-    arms, images = [ours.double(), theirs.double()], ours.shape[1]
-    if min(map(len, arms)) < 2 or images < 2:
-        raise ValueError(
-            f"`ours` and `theirs` must be of at least 2 seeds and 2 images, got "
-            f"{tuple(ours.shape)} and {tuple(theirs.shape)}"
-        )
+    arms = [ours.double(), theirs.double()]
     return _crossed_interval(arms, arms[0].mean(0) - arms[1].mean(0))
 
 
@@ -131,7 +114,10 @@ def equivalence_p(interval: Interval, margin: float) -> float:
 
 def _crossed_interval(arms: Sequence[Tensor], by_image: Tensor) -> Interval:
     """Student's interval of the mean over images, from arms of (seeds, images) that make it."""
+    least = min(map(len, arms))
     images, freedom = len(by_image), sum(len(arm) - 1 for arm in arms)
+    if least < 2 or images < 2:
+        raise ValueError(f"there must be at least 2 seeds and 2 images, got {least} and {images}")
     scale = sum(1 / len(arm) for arm in arms) / freedom
     between = sum((arm.mean(1) - arm.mean()).square().sum().item() for arm in arms)
     residuals = (arm - arm.mean(1, keepdim=True) - arm.mean(0) + arm.mean() for arm in arms)

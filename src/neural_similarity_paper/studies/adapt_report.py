@@ -14,7 +14,7 @@ from neural_similarity_paper.studies.adapt_continual import CONTINUAL, TASK_CELL
 from neural_similarity_paper.studies.adapt_map import MAP, MAP_CELLS
 from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Study
 from neural_similarity_paper.studies.adapt_unlabelled import STREAM, STREAM_CELLS
-from neural_similarity_paper.studies.reading import study_fields
+from neural_similarity_paper.studies.reading import CONTENT, study_fields
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.verdicts import LEVEL
 
@@ -39,13 +39,6 @@ OLDER = {
 
 SHADES = 5
 """Points of lead at which the picture's colours end."""
-LEADS_NOTE = (
-    "Leads are those of M in {unit} over a way, and of a way with M over the same way without, "
-    "with 95 % intervals over test images (and draws, crossed, from three draws on). P-values are "
-    "adjusted by Holm within the cell, and over all cells: leads over other ways are one family, "
-    "those of ways with M another. ± is the standard deviation over draws."
-)
-PRECISION_NOTE = "Runs train in bfloat16, and are scored in it where nothing else is named."
 
 
 def study_to_markdown(study: Study, results: Path, picture: str | None = None) -> str:
@@ -57,9 +50,8 @@ def study_to_markdown(study: Study, results: Path, picture: str | None = None) -
     parts = [f"# {study.title}"]
     if picture:
         parts.append(f"![M's leads by change of the images]({picture})")
-    notes = LEADS_NOTE.format(unit=study.measure.unit)
-    if study.measure is ACCURACY:
-        notes += f" {PRECISION_NOTE}"
+    texts, measure = CONTENT["texts"], study.measure
+    notes = texts["leads"].format(unit=measure.unit) + texts["precision"] * (measure is ACCURACY)
     parts += [notes, *_study_parts(study, study.read(results))]
     for older in OLDER.get(study.name, ()):
         parts += [f"## {older.title}", *_study_parts(older, older.read(results))]

@@ -202,23 +202,17 @@ class Study:
         self, cell: Cell, ways: Iterable[str], rates: Mapping[str, float]
     ) -> dict[tuple[int, str, int], list[Trial]]:
         """The runs of a draw, a way and a column, a draw after the other."""
-        return {
-            (draw, way, at): self._trials(cell, way, column, rates, draw)
-            for draw in cell.draws
-            for way in ways
-            if way not in cell.without
-            for at, column in enumerate(self.columns)
-        }
-
-    def _trials(
-        self, cell: Cell, way: str, column: Column, rates: Mapping[str, float], draw: int
-    ) -> list[Trial]:
-        spec = self.ways[way]
-        name, *chosen = spec.fixed or (way, *(rates[part] for part in spec.rates))
-        if way in column.curved:
-            name, chosen = way + CURVED, [0.0]
-        draw = draw if spec.every_draw else cell.draws[0]
-        return [Trial(name, tuple(chosen) or (1.0,), change, draw) for change in cell.changes]
+        made = {}
+        ways = [way for way in ways if way not in cell.without]
+        for draw, way, (at, column) in product(cell.draws, ways, enumerate(self.columns)):
+            spec = self.ways[way]
+            name, *chosen = spec.fixed or (way, *(rates[part] for part in spec.rates))
+            if way in column.curved:
+                name, chosen = way + CURVED, [0.0]
+            drawn = draw if spec.every_draw else cell.draws[0]
+            chosen = tuple(chosen) or (1.0,)
+            made[draw, way, at] = [Trial(name, chosen, change, drawn) for change in cell.changes]
+        return made
 
     def read(self, results: Path) -> list[CellReport]:
         """The cells that can be shown.

@@ -117,15 +117,10 @@ def read_errors(results: Path) -> dict[ArmKey, Tensor]:
 
 def judge_primary(errors: Errors) -> Judged:
     """The primary comparison at the last look that its seeds allow, or an earlier one's finding."""
-    have = _seeds(errors, PRIMARY)
-    if have < LOOKS[0]:
-        verdict = f"not judged before {LOOKS[0]} seeds"
+    looks = [(look, each) for look in LOOKS if (each := _compare(errors, PRIMARY, look))]
+    if not looks:
+        have, verdict = _seeds(errors, PRIMARY), f"not judged before {LOOKS[0]} seeds"
         return Judged(*PRIMARY, have, _compare(errors, PRIMARY, have), verdict)
-    looks = [
-        (look, by_arm_and_image(*(errors[key][:look] for key in PRIMARY)))
-        for look in LOOKS
-        if look <= have
-    ]
     for look, interval in looks:
         if (interval.p or 0.0) < LOOK_LEVEL:
             return Judged(*PRIMARY, look, interval, _side(interval))
@@ -140,10 +135,7 @@ def judge_primary(errors: Errors) -> Judged:
 def judge_secondary(errors: Errors) -> list[Judged]:
     """The secondary comparisons, adjusted by Holm for all that were planned."""
     seeds = SECONDARY_SEEDS
-    intervals = [
-        _compare(errors, pair, seeds) if _seeds(errors, pair) >= seeds else None
-        for pair in SECONDARY
-    ]
+    intervals = [_compare(errors, pair, seeds) for pair in SECONDARY]
     adjusted = holm([1.0 if each is None or each.p is None else each.p for each in intervals])
     return [
         Judged(*pair, 0, None, "not run")
@@ -155,10 +147,10 @@ def judge_secondary(errors: Errors) -> list[Judged]:
 
 def judge_described(errors: Errors) -> list[Judged]:
     """The comparisons that are not tested."""
-    seeds = [_seeds(errors, pair) for pair in DESCRIBED]
     return [
-        Judged(*pair, count, _compare(errors, pair, count), "described")
-        for pair, count in zip(DESCRIBED, seeds, strict=True)
+        Judged(*pair, seeds, _compare(errors, pair, seeds), "described")
+        for pair in DESCRIBED
+        for seeds in [_seeds(errors, pair)]
     ]
 
 
@@ -168,8 +160,10 @@ def _seeds(errors: Errors, pair: Pair) -> int:
 
 
 def _compare(errors: Errors, pair: Pair, seeds: int) -> Interval | None:
-    """The difference of two arms by their first seeds, if there are two of each."""
-    return by_arm_and_image(*(errors[key][:seeds] for key in pair)) if seeds > 1 else None
+    """The difference of two arms by their first seeds, if both have so many, and two."""
+    if not 1 < seeds <= _seeds(errors, pair):
+        return None
+    return by_arm_and_image(*(errors[key][:seeds] for key in pair))
 
 
 def _side(interval: Interval) -> str:

@@ -1,9 +1,11 @@
 """Writing a report as a page of Markdown: columns as data, notes on how to read it."""
 
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.progress import format_clock
@@ -28,77 +30,62 @@ from neural_similarity_paper.tables.verdicts import (
     judge_comparisons,
 )
 
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 BETTER = {"error": "lower is better", "accuracy": "higher is better"}
+
+
+def _text(name: str, **facts: Any) -> str:
+    return TEXTS[name].format(**facts)
 
 
 def panel_notes(report: PanelReport) -> str:
     """How to read the panel, and what its runs ran on."""
-    if not report.all_records:
+    records = report.all_records
+    if not records:
         return ""
-    images = len(report.all_records[0].correct)
-    machines = sorted({_machine_text(record) for record in report.all_records})
-    commits = sorted({_code_commits(record) for record in report.all_records})
-    return (
-        f"{BETTER[report.panel.metric].capitalize()}. ± is the sample standard deviation over n "
-        "seeds. Differences are in points to the baseline re-run with the same seeds and budget, "
-        "with 95 % intervals: by seed, Student's t over the common seeds' differences, from three "
-        f"seeds on; by image, over the {images:,} test images, each averaged over the common "
-        "seeds, which says nothing about other seeds; by both, of a mixed model in which seeds and "
-        "images are drawn at random. MACs are of one image, static similarities "
-        "folded. Time is the training time of a run, with others beside it: no benchmark.\n\n"
-        f"Run on {'; '.join(machines)}; code {', '.join(commits)}."
-        f"{_other_precisions(report)}{_changed_code_note(report)}"
-        f"{_scatter_note(report)}{_choice_warning(report)}"
+    dirty = ", ".join(_run_name(record) for record in records if record.code["dirty"])
+    text = _text(
+        "panel",
+        better=BETTER[report.panel.metric].capitalize(),
+        images=len(records[0].correct),
+        machines="; ".join(sorted(set(map(_machine_text, records)))),
+        commits=", ".join(sorted(set(map(_code_commits, records)))),
     )
+    changed = _text("changed_code", runs=dirty) if dirty else ""
+    return text + _other_precisions(records) + changed + _scatter_note(report) + _chosen(report)
 
 
-def _changed_code_note(report: PanelReport) -> str:
-    """The runs of code that differed from its commit."""
-    runs = [f"`{each.name}` seed {each.seed}" for each in report.all_records if each.code["dirty"]]
-    return f" Code with local changes: {', '.join(runs)}." if runs else ""
+def _run_name(record: Record) -> str:
+    return f"`{record.name}` seed {record.seed}"
 
 
 def _scatter_note(report: PanelReport) -> str:
     """The scatter of seeds over all rows, and how far to trust the intervals."""
     differences = [each for line in report.lines for each in line.differences]
-    if not (intervals := sum(len(each.intervals) for each in differences)):
-        return ""
-    count = f"{intervals} intervals."
-    if report.scatter is None:
-        return f"\n\n{count}"
-    deviation, freedom = report.scatter
+    count = sum(len(each.intervals) for each in differences)
+    if not count or report.scatter is None:
+        return _text("intervals", count=count) if count else ""
     lines = [(each.row.label, each.baseline_difference.by_pooled_seeds) for each in report.lines]
     listed = "; ".join(f"{label} {interval_text(pooled)}" for label, pooled in lines if pooled)
-    return (
-        f"\n\nPooled over the rows, seeds of a recipe scatter by σ = {deviation:.3f} points "
-        f"({freedom} degrees of freedom). Differences between the means over all seeds of each, "
-        f"with intervals by that scatter: {listed}. {count}"
-    )
+    deviation, freedom = report.scatter
+    return _text("scatter", deviation=deviation, freedom=freedom, listed=listed, count=count)
 
 
-def _choice_warning(report: PanelReport) -> str:
+def _chosen(report: PanelReport) -> str:
     """A warning where rows use a choice that was made by the test error they report."""
-    rows = [each.row for each in report.lines if each.records]
-    if not any(
-        getattr(RECIPES[row.recipe].similarity, "predictor", 0) == SphereNet(batch_norm=True)
-        for row in rows
-    ):
-        return ""
-    return (
-        " The predictor of the dynamic rows (root mean square, batch normalisation) was chosen by "
-        "test error on CIFAR-10, and other rows were not tuned so."
-    )
+    recipes = [RECIPES[each.row.recipe] for each in report.lines if each.records]
+    predictors = [getattr(recipe.similarity, "predictor", 0) for recipe in recipes]
+    return TEXTS["chosen"] if SphereNet(batch_norm=True) in predictors else ""
 
 
-def _other_precisions(report: PanelReport) -> str:
+def _other_precisions(records: Sequence[Record]) -> str:
     """The runs that were trained or scored in another precision than most of the panel."""
     groups: dict[str, list[str]] = {}
-    for record in report.all_records:
-        run = f"`{record.name}` seed {record.seed}"
-        groups.setdefault(record.precision, []).append(run)
+    for record in records:
+        groups.setdefault(record.precision, []).append(_run_name(record))
     usual = max(groups, key=lambda precision: len(groups[precision]))
     return "".join(
-        f" In {precision} and not {usual}: {', '.join(runs)}."
+        _text("precision", precision=precision, usual=usual, runs=", ".join(runs))
         for precision, runs in groups.items()
         if precision != usual
     )
@@ -136,7 +123,8 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
         rows = ([cell(line) for cell in columns.values()] for line in panel.lines)
         table = markdown_rows(list(columns), *rows)
         parts += [f"## {panel.panel.title}", table, "" if mixed else panel_notes(panel)]
-    parts += [_method_note(report, verdicts)] if mixed else _network_notes(report, verdicts)
+    notes = _method_notes if mixed else _network_notes
+    parts += notes(report, verdicts)
     if picture:
         parts.append(f"![{report.table.title}, {report.schedule_text}]({picture})")
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -200,11 +188,8 @@ def _method_difference(at: int, verdicts: Verdicts, line: RowReport) -> str:
     return text if common == len(line.records) else f"{text} (n = {common})"
 
 
-def _method_note(report: Report, verdicts: Verdicts) -> str:
-    return (
-        f"{report.table.note} {CLEAR}: clear of zero by task after Holm's adjustment for the "
-        f"{len(verdicts)} differences of the table; none below an eighth of a schedule is."
-    )
+def _method_notes(report: Report, verdicts: Verdicts) -> list[str]:
+    return [_text("methods", note=report.table.note, clear=CLEAR, count=len(verdicts))]
 
 
 def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> Columns:
@@ -233,29 +218,16 @@ def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> 
     return columns | ({"step": _step_time} if report.costs else {})
 
 
-def _network_notes(report: Report, verdicts: Verdicts) -> list[str]:
-    """How to read the whole table; "" for what does not concern it."""
-    return [
-        report.table.note,
-        _verdict_note(report, verdicts) if verdicts else "",
-        f"Steps are times of an update over that of `{report.costs.baseline}`, measured side "
-        f"by side apart from the runs, with a 95 % interval: {report.costs.source}."
-        if report.costs
-        else "",
-        f"Runs at other budgets: {', '.join(report.others)} (`--budget`)." if report.others else "",
-    ]
-
-
-def _verdict_note(report: Report, verdicts: Verdicts) -> str:
-    """What the p-values are, and that a short schedule decides nothing."""
-    text = (
-        f"P-values are adjusted by Holm for the table's {len(verdicts)} differences. That over "
-        "seeds is the largest of all intervals of the row, the one by pooled scatter included, and "
-        "needs three seeds; that by image is about these trained networks alone."
-    )
-    if report.budget < LEAST_BUDGET:
-        text += " So short a schedule says nothing about differences at its end."
-    return text
+def _network_notes(report: Report, verdicts: Verdicts) -> Iterator[str]:
+    """How to read the whole table."""
+    yield report.table.note
+    if verdicts:
+        short = TEXTS["short"] if report.budget < LEAST_BUDGET else ""
+        yield _text("verdicts", count=len(verdicts)) + short
+    if costs := report.costs:
+        yield _text("steps", baseline=costs.baseline, source=costs.source)
+    if report.others:
+        yield _text("budgets", others=", ".join(report.others))
 
 
 def our_result(line: RowReport) -> str:

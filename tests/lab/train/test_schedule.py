@@ -226,6 +226,8 @@ def test_mean_and_deviation():
 test_errors = refusals(
     (lambda: by_seed([1.0, 2.0]), "`differences` must hold at least 3 seeds, got 2"),
     (lambda: by_image([1.0]), "`differences` must hold at least 2 test images, got 1"),
+    (lambda: by_seed_and_image(torch.ones(3, 1)), "at least 2 seeds and 2 images, got 3 and 1"),
+    (lambda: by_arm_and_image(*torch.ones(2, 1, 3)), "at least 2 seeds and 2 images, got 1 and 3"),
     *(
         (partial(scaled_steps, 10, (), budget), f"`budget` must be {limit}, got {budget}")
         for budget, limit in (
