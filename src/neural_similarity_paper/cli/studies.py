@@ -12,6 +12,7 @@ from neural_similarity.lab.cli.commands import print_line
 from neural_similarity.lab.cli.parsing import check_folders, comma_list, parse_options
 from neural_similarity.lab.errors import UsageError
 from neural_similarity.lab.train.progress import print_notice
+from neural_similarity_paper.cli import HELP
 from neural_similarity_paper.studies.adapt_continual import CONTINUAL
 from neural_similarity_paper.studies.adapt_map import MAP
 from neural_similarity_paper.studies.adapt_report import draw_study, study_to_markdown
@@ -90,11 +91,7 @@ def _title(name: str) -> str:
 
 def reproduce_study(name: str, args: Sequence[str]) -> int:
     """Run what a study lacks, one run after the other on one thread; it may be stopped any time."""
-    description = (
-        f"{_title(name)}: run what is missing, most telling runs first. One thread; every run is "
-        "kept at once, and the same command goes on.\n\nexample:\n"
-        f"  nsim reproduce {name} --data data"
-    )
+    description = HELP["reproduce_study"].format(title=_title(name), name=name)
     options = parse_options(
         StudyRunOptions, args, prog="nsim reproduce", description=description, flags=True
     )
@@ -117,10 +114,7 @@ def reproduce_study(name: str, args: Sequence[str]) -> int:
 
 def print_study(name: str, args: Sequence[str]) -> int:
     """Print what has run of a study, or write it as Markdown, the map with a picture."""
-    description = (
-        f"{_title(name)}: show what has run.\n\nexample:\n"
-        f"  nsim table {name} --out docs/evidence/table-{name}.md"
-    )
+    description = HELP["table_study"].format(title=_title(name), name=name)
     options = parse_options(StudyTableOptions, args, prog="nsim table", description=description)
     results, out = options.results, options.out
     picture = out.with_suffix(".png") if out and name == MAP.name else None

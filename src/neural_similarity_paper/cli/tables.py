@@ -24,7 +24,7 @@ from neural_similarity.lab.train import choose_runtime
 from neural_similarity.lab.train.progress import format_clock, print_notice
 from neural_similarity.lab.train.recipe import Recipe, scale_recipe
 from neural_similarity_paper import tables
-from neural_similarity_paper.cli import studies
+from neural_similarity_paper.cli import HELP, studies
 from neural_similarity_paper.tables import TABLES, Line, LinesOutcome, Row, Scope
 
 RESULTS = Path("results")
@@ -126,20 +126,8 @@ def reproduce(args: Sequence[str]) -> int:
     """Run what a table lacks, or print its commands; 0 if every run is recorded in the end."""
     if args and studies.is_runnable(args[0]):
         return studies.reproduce_study(args[0], args[1:])
-    description = (
-        "Run the rows of a table that have no record yet, and record them, or print the commands "
-        "that do (--print), one line a run, for xargs, GNU parallel or a SLURM array. What is "
-        "finished is never repeated, interrupted runs go on. Those of table 6 are trained on "
-        "training classes, and but for MAML, ANIL and meta-learned NSN anew on those of validation "
-        "as well, and evaluated.\n\nexamples:\n"
-        "  nsim reproduce 4 --budget 0.125 --data data\n"
-        "  nsim reproduce 4 --only cifar10-dynamic-uns --seeds 1 --budget 0.125\n"
-        "  nsim reproduce 6 --budget 0.25 --seeds 1 --shots 5 --only mini-cnn4,mini-dynamic\n"
-        "  nsim reproduce 2 --print | xargs -d '\\n' -P 4 -I LINE sh -c LINE\n"
-        "  nsim reproduce 6 --print --stage 1"
-    )
     options = parse_options(
-        ReproduceOptions, args, prog="nsim reproduce", description=description, flags=True
+        ReproduceOptions, args, prog="nsim reproduce", description=HELP["reproduce"], flags=True
     )
     wanted = tables.wanted_records(options.chosen_rows, options.seeds, options.tasks)
     lines = tables.missing_lines(wanted, options)
@@ -156,13 +144,8 @@ def table(args: Sequence[str]) -> int:
     """Print a table with our runs, or write it as Markdown and as a picture."""
     if args and studies.is_shown(args[0]):
         return studies.print_study(args[0], args[1:])
-    description = (
-        "Show a table of the paper with our runs, built from their records.\n\nexamples:\n"
-        "  nsim table 4\n"
-        "  nsim table 4 --budget 0.125 --out docs/evidence/table-4.md"
-    )
     options = parse_options(
-        ShowOptions, args, prog="nsim table", description=description, flags=True
+        ShowOptions, args, prog="nsim table", description=HELP["table"], flags=True
     )
     if not options.results.is_dir():
         sys.stderr.write(f"nsim: no records in {options.results}/\n")
@@ -184,12 +167,7 @@ def table(args: Sequence[str]) -> int:
 
 def record(args: Sequence[str]) -> int:
     """Write the records of finished runs."""
-    description = (
-        "Write the records of finished runs, of few-shot runs those of their evaluations. Runs "
-        "with overridden fields have none."
-        "\n\nexample:\n  nsim record runs/cifar10-cnn-seed1"
-    )
-    options = parse_options(RecordOptions, args, prog="nsim record", description=description)
+    options = parse_options(RecordOptions, args, prog="nsim record", description=HELP["record"])
     if not options.runs:
         raise UsageError("nsim record needs at least one run folder")
     for path in options.runs:

@@ -10,6 +10,7 @@ import tyro
 from neural_similarity.lab.cli.commands import print_line, require_known_name
 from neural_similarity.lab.cli.parsing import check_folders, parse_options
 from neural_similarity.lab.errors import UsageError
+from neural_similarity_paper.cli import HELP
 from neural_similarity_paper.statistics import LEAST_SEEDS
 from neural_similarity_paper.theory import EXPERIMENTS, run_experiment
 
@@ -36,11 +37,7 @@ class TheoryOptions:
 def theory(args: Sequence[str]) -> int:
     """Run experiments and print the files that they write."""
     listed = "\n".join(f"  {name:<9}{each.question}" for name, each in EXPERIMENTS.items())
-    description = (
-        f"Test what the paper's section 5 states, in float64 on the CPU.\n\n"
-        f"experiments:\n{listed}\n\nexamples:\n  nsim theory bias --seeds 10\n"
-        "  nsim theory all --runs runs/cifar10-cnn-seed1 runs/cifar10-static-uns-seed1"
-    )
+    description = HELP["theory"].format(listed=listed)
     options = parse_options(TheoryOptions, args, prog="nsim theory", description=description)
     require_known_name("experiment", options.name, [*EXPERIMENTS, "all"])
     names = [options.name] if options.name != "all" else list(EXPERIMENTS)
