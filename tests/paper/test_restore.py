@@ -13,7 +13,6 @@ from neural_similarity_paper.studies import restore, restore_picture
 from neural_similarity_paper.studies.adapt_report import study_to_markdown
 from neural_similarity_paper.studies.restore import (
     CAMERAS,
-    PREPARATIONS,
     RATE_CAMERAS,
     RESTORE,
     TRAINED_FOR,
@@ -52,10 +51,10 @@ def images(count, side=30, seed=0):
     return torch.rand(count, 1, side, side, generator=seeded_generator("tiny", seed))
 
 
-@pytest.mark.parametrize("way", PREPARATIONS)
+@pytest.mark.parametrize("way", NUMBERS)
 def test_a_way_starts_at_the_network_and_trains_its_numbers(way, network):
     before, x = deepcopy(network), images(2)
-    PREPARATIONS[way](network)
+    restore.prepare_network(network, way)
     assert sum(p.numel() for p in network.parameters() if p.requires_grad) == NUMBERS[way]
     if way != "turned":
         torch.testing.assert_close(network(x), before(x))
@@ -63,7 +62,7 @@ def test_a_way_starts_at_the_network_and_trains_its_numbers(way, network):
 
 def test_kernels_that_m_turns_undo_a_turned_camera(network):
     x, before = images(2), deepcopy(network)
-    PREPARATIONS["turned"](network)
+    restore.prepare_network(network, "turned")
     torch.testing.assert_close(network(x.rot90(1, (2, 3))), before(x).rot90(1, (2, 3)))
     across, along = CAMERAS["turned-90"].kernel, TRAINED_FOR.kernel
     torch.testing.assert_close(across, along.rot90())

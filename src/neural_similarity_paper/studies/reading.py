@@ -29,6 +29,6 @@ def study_fields(entry: str) -> dict[str, Any]:
 def _read_way(
     way: str, label: str = "", rates: list[str] | None = None, fixed: Any = None, **fields: Any
 ) -> Way:
-    fields.pop("network", None)  # Of the way's network, see `restore_task`.
+    fields = {key: fields[key] for key in fields if key in Way._fields}  # Others: `restore`.
     rates = [way] if rates is None and fixed is None else rates or []
     return Way(label or WAYS[way][0], tuple(rates), fixed=fixed and tuple(fixed), **fields)

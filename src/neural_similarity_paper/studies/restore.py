@@ -19,14 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.conversion import convert, freeze_backbone
 from neural_similarity.files import new_file
 from neural_similarity.lab.data import load_dataset
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.lab.data.splits import load_split
-from neural_similarity.lab.tasks.baselines import Baseline, with_baseline
+from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapt_network
 from neural_similarity.lab.train.checkpoint import state_digest
-from neural_similarity.nn import Similarity
 from neural_similarity_paper.recipes.reading import setting_fields
 from neural_similarity_paper.studies.adapt_study import Cell, Measure, Study
 from neural_similarity_paper.studies.adapt_training import fix_trained, trained_numbers
@@ -206,36 +204,15 @@ def trained_network(width: int, sharp: Mapping[str, Tensor], path: Path) -> Debl
     return network
 
 
-class Preparation(NamedTuple):
-    """What a way adds to the network, and what trains."""
-
-    train: tuple[str, ...] = ()
-    """Names of parameters, beside those of similarities and of the baseline."""
-    similarity: Similarity | None = None
-    baseline: Baseline = "none"
-    shared: bool = False
-    """Whether all layers have one M."""
-    right_angles: int | None = None
-    """By these all kernels are rotated counterclockwise, and nothing trains."""
-
-    def __call__(self, network: Deblurring) -> None:
-        """Change the network in place; its outputs stay the same unless kernels turn."""
-        added = with_baseline(network, self.baseline)
-        if self.similarity is not None:
-            convert(network, self.similarity, inplace=True)
-        if self.shared:
-            for layer in network.layers[1:]:
-                layer.similarity = network.layers[0].similarity
-        freeze_backbone(network, train=[*added, *self.train])
-        if self.right_angles is not None:
-            fix_trained(network, self.right_angles)
-
-
-PREPARATIONS = {
-    way: Preparation(**setting_fields(fields["network"]))
-    for way, fields in CONTENT["adapt-restore"]["ways"].items()
-    if "network" in fields
-}
+def prepare_network(network: Deblurring, way: str) -> None:
+    """Add what a way adds, in place, and freeze the rest; outputs stay unless kernels turn."""
+    content = CONTENT["adapt-restore"]["ways"][way]
+    adapt_network(network, AdaptationRecipe(**setting_fields(content["network"])))
+    if content.get("shared"):
+        for layer in network.layers[1:]:
+            layer.similarity = network.layers[0].similarity
+    if "right_angles" in content:  # All kernels are turned to the left, and nothing trains.
+        fix_trained(network, content["right_angles"])
 
 
 FOR_RATES = 100
@@ -288,7 +265,7 @@ def restore_images(trial: Trial, data: Path, held_out: bool) -> tuple[Tensor, Pa
         return scored.observed, scored, 0
     network = deepcopy(backbone)
     torch.manual_seed(trial.draw)
-    PREPARATIONS[trial.way](network)
+    prepare_network(network, trial.way)
     if trained := trained_numbers(network):
         images = sharp["draws"]
         images = images[-FOR_RATES:] if held_out else images[:-FOR_RATES]
