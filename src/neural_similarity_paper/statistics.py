@@ -85,7 +85,7 @@ def by_seed_and_image(differences: Tensor) -> Interval:
         differences: (seeds, images).
     """
     values = differences.double()
-    return _crossed_interval([values], values.mean(0))
+    return _crossed_interval([values], values.mean(0), LEAST_SEEDS)
 
 
 def by_arm_and_image(ours: Tensor, theirs: Tensor) -> Interval:
@@ -112,12 +112,13 @@ def equivalence_p(interval: Interval, margin: float) -> float:
     return float(t.sf((margin - abs(interval.mean)) / interval.error, interval.freedom))
 
 
-def _crossed_interval(arms: Sequence[Tensor], by_image: Tensor) -> Interval:
+def _crossed_interval(arms: Sequence[Tensor], by_image: Tensor, least: int = 2) -> Interval:
     """Student's interval of the mean over images, from arms of (seeds, images) that make it."""
-    least = min(map(len, arms))
     images, freedom = len(by_image), sum(len(arm) - 1 for arm in arms)
-    if least < 2 or images < 2:
-        raise ValueError(f"there must be at least 2 seeds and 2 images, got {least} and {images}")
+    if (have := min(map(len, arms))) < least or images < 2:
+        raise ValueError(
+            f"there must be at least {least} seeds and 2 images, got {have} and {images}"
+        )
     scale = sum(1 / len(arm) for arm in arms) / freedom
     between = sum((arm.mean(1) - arm.mean()).square().sum().item() for arm in arms)
     residuals = (arm - arm.mean(1, keepdim=True) - arm.mean(0) + arm.mean() for arm in arms)

@@ -172,7 +172,7 @@ def test_arms_whose_images_do_not_differ_are_compared_by_students_t():
         for shift, side in ((-1.5, "greater"), (1.5, "less"))
     )
     assert equivalence_p(interval, 1.5) == pytest.approx(max(sides), abs=1e-5)
-    with pytest.raises(ValueError, match=r"at least 2 seeds and 2 images, got .* and \(1, 12"):
+    with pytest.raises(ValueError, match="at least 2 seeds and 2 images, got 1 and 12"):
         by_arm_and_image(ours, theirs[:1])
 
 
@@ -226,8 +226,6 @@ def test_mean_and_deviation():
 test_errors = refusals(
     (lambda: by_seed([1.0, 2.0]), "`differences` must hold at least 3 seeds, got 2"),
     (lambda: by_image([1.0]), "`differences` must hold at least 2 test images, got 1"),
-    (lambda: by_seed_and_image(torch.ones(3, 1)), "at least 2 seeds and 2 images, got 3 and 1"),
-    (lambda: by_arm_and_image(*torch.ones(2, 1, 3)), "at least 2 seeds and 2 images, got 1 and 3"),
     *(
         (partial(scaled_steps, 10, (), budget), f"`budget` must be {limit}, got {budget}")
         for budget, limit in (
