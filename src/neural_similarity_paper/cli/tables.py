@@ -9,7 +9,6 @@ from typing import Annotated
 import tyro
 
 from neural_similarity.choices import require_count, require_least
-from neural_similarity.files import write_text
 from neural_similarity.lab.cli.commands import print_line, require_known_name
 from neural_similarity.lab.cli.parsing import (
     check_folders,
@@ -152,17 +151,11 @@ def table(args: Sequence[str]) -> int:
     costs = tables.read_costs(options.costs) if options.costs.exists() else None
     facts = {"budget": options.budget, "results": options.results, "costs": costs}
     report = tables.make_report(TABLES[options.table], **facts)
-    if options.out is None:
-        sys.stdout.write(tables.to_markdown(report))
-    elif report.table.mixed:
-        write_text(options.out, tables.to_markdown(report))
-        print_line(f"{options.out}")
-    else:
-        picture = options.out.with_suffix(".png")
+    picture = None if options.out is None or report.table.mixed else options.out.with_suffix(".png")
+    if picture:
         tables.draw_report(report, picture)
-        write_text(options.out, tables.to_markdown(report, picture.name))
-        print_line(f"{options.out}\n{picture}")
-    return 0
+    text = tables.to_markdown(report, picture and picture.name)
+    return studies.print_page(text, options.out, picture)
 
 
 def record(args: Sequence[str]) -> int:

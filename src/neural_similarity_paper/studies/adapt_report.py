@@ -8,7 +8,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.files import new_file
+from neural_similarity.lab.train.plots import write_picture
 from neural_similarity_paper.statistics import mean_and_deviation
 from neural_similarity_paper.studies.adapt_continual import CONTINUAL, TASK_CELL, task_bytes
 from neural_similarity_paper.studies.adapt_map import MAP, MAP_CELLS
@@ -165,5 +165,4 @@ def draw_study(study: Study, results: Path, path: Path) -> None:
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set_title("Points; * adjusted p < 0.05", fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.6)
-    with new_file(path) as file:
-        figure.savefig(file, format="png")
+    write_picture(figure, path)

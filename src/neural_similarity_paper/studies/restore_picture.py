@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neural_similarity.files import new_file
 from neural_similarity.lab.cli.parsing import parse_options
+from neural_similarity.lab.train.plots import write_picture
 from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity_paper.studies.adapt_study import Study
 from neural_similarity_paper.studies.restore import INPUT, RESTORE, restore_images, score_images
@@ -64,8 +64,7 @@ def draw_restored(study: Study, options: PictureOptions, shown: Sequence[str] = 
             panel.imshow(image[0].clamp(0, 1), cmap="gray", vmin=0, vmax=1)
             panel.set_title(label if ratio.isinf() else f"{label}, {ratio:.1f} dB", fontsize=8)
             panel.set_axis_off()
-    with new_file(options.out) as file:
-        figure.savefig(file, format="png")
+    write_picture(figure, options.out)
 
 
 if __name__ == "__main__":

@@ -83,14 +83,17 @@ class Table:
         return [rows[label] for label in self.compared.values()]
 
 
-def make_table(content: Mapping[str, Any]) -> Table:
-    """A table from its entry in `tables.toml`."""
+def make_table(content: Mapping[str, Any], suffix: str = "") -> Table:
+    """A table from its entry in `tables.toml`, of the recipes with a suffix that there are."""
     metric, shots = content.get("metric", "error"), content.get("shots", ())
-    panels = tuple(
-        Panel(title, metric, _panel_rows(rows, shots)) for title, rows in content["panels"].items()
-    )
+    panels = []
+    for title, listed in content["panels"].items():
+        rows = [replace(r, recipe=r.recipe + suffix) for r in _panel_rows(listed, shots)]
+        known = (row for row in rows if row.recipe in RECIPES or not suffix)
+        panels.append(Panel(title, metric, tuple(known)))
+    title = content["title"] + (", as the released code trains" if suffix else "")
     facts = {name: content[name] for name in ("compared", "mixed", "note") if name in content}
-    return Table(content["title"], panels, **facts)
+    return Table(title, tuple(panels), **facts)
 
 
 def _panel_rows(rows: str | list[list[Any]], shots: Sequence[int]) -> tuple[Row, ...]:
@@ -119,23 +122,7 @@ def _row_at_shots(row: Row, count: int, papers: int) -> Row:
     return row if count == papers else replace(row, paper=None, half_width=None)
 
 
-def _as_released(table: Table) -> Table:
-    """The rows of a table for which code was released, with the recipes that train as it does."""
-    panels = (
-        replace(
-            panel,
-            rows=tuple(
-                replace(row, recipe=row.recipe + SUFFIX)
-                for row in panel.rows
-                if row.recipe + SUFFIX in RECIPES
-            ),
-        )
-        for panel in table.panels
-    )
-    title = f"{table.title}, as the released code trains"
-    return replace(table, title=title, panels=tuple(panels))
-
-
-TABLES = {name: make_table(entry) for name, entry in tomllib.loads(FILE.read_text("utf-8")).items()}
+CONTENT = tomllib.loads(FILE.read_text("utf-8"))
+TABLES = {name: make_table(entry) for name, entry in CONTENT.items()}
 """The tables by the names that `nsim table` and `nsim reproduce` take."""
-TABLES |= {f"{name}{RELEASED}": _as_released(TABLES[name]) for name in ("4", "8")}
+TABLES |= {f"{name}{RELEASED}": make_table(CONTENT[name], SUFFIX) for name in ("4", "8")}
