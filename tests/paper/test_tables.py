@@ -324,7 +324,7 @@ def test_costs_that_lack_a_fact_or_are_of_another_benchmark_are_refused(lost, tm
         del report["environment"][lost]
     path.write_text(json.dumps(report if lost else report | {"bench": "training"}))
     assert cli.main(["table", "tiny", "--results", str(tmp_path), "--costs", str(path)]) == 1
-    assert "`costs` must be what `python -m benchmarks recipes` saved" in capsys.readouterr().err
+    assert "cannot be read as a report of `python -m benchmarks recipes`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from neural_similarity.files import read_json
-from neural_similarity.lab.errors import reason_of
 from neural_similarity.lab.recipes import RECIPES
+from neural_similarity.lab.train.files import read_result
 from neural_similarity.lab.train.recipe import recipe_to_json
 from neural_similarity.lab.train.statistics import Interval
 
@@ -38,27 +37,24 @@ def read_costs(path: Path) -> StepCosts | None:
     Raises:
         ValueError: the file is not a report of the benchmark `recipes`.
     """
-    try:
-        report = read_json(path)
-        environment, rows = report["environment"], report["rows"]
-        if report["bench"] != "recipes" or not rows:
-            raise ValueError(f"it is of {report['bench']!r}")
-        current = {n for n, c in environment["recipes"].items() if is_current(n, c)}
-        spread = max(row["times"][STEP]["spread"] for row in rows if row["baseline"])
-        noise = timing_doubt(report["quick"], report["others"], spread)
-        source = _timing_source(environment, rows[0]["group"]) + (f" ({noise})" if noise else "")
-        rows = [row for row in rows if row["group"] == rows[0]["group"]]
-        baseline = next(row["name"] for row in rows if row["baseline"])
-        ratios = {
-            row["name"]: Interval(*(row["times"][STEP][end] for end in ("ratio", "low", "high")))
-            for row in rows
-            if row["times"] and row["name"] in current
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise ValueError(
-            f"`costs` must be what `python -m benchmarks recipes` saved, got {path}: "
-            f"{reason_of(error)}"
-        ) from error
+    return read_result(path, "a report of `python -m benchmarks recipes`", _parse_costs)
+
+
+def _parse_costs(report: dict[str, Any]) -> StepCosts | None:
+    environment, rows = report["environment"], report["rows"]
+    if report["bench"] != "recipes" or not rows:
+        raise ValueError(f"it is of {report['bench']!r}")
+    current = {n for n, c in environment["recipes"].items() if is_current(n, c)}
+    spread = max(row["times"][STEP]["spread"] for row in rows if row["baseline"])
+    noise = timing_doubt(report["quick"], report["others"], spread)
+    source = _timing_source(environment, rows[0]["group"]) + (f" ({noise})" if noise else "")
+    rows = [row for row in rows if row["group"] == rows[0]["group"]]
+    baseline, *_ = [row["name"] for row in rows if row["baseline"]]
+    ratios = {
+        row["name"]: Interval(*(row["times"][STEP][end] for end in ("ratio", "low", "high")))
+        for row in rows
+        if row["times"] and row["name"] in current
+    }
     if baseline not in current:
         return None
     return StepCosts(ratios=ratios, baseline=baseline, source=source)
