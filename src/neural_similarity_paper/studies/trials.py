@@ -59,16 +59,15 @@ def choose_rate(
     """
 
     def rank(rates: Iterable[float], draws: Sequence[int]) -> list[float]:
-        def mean(rate: float) -> float:
-            trials = (
-                Trial(way, (*others, rate), change, draw)
+        means = {
+            rate: fmean(
+                score(Trial(way, (*others, rate), change, draw))
                 for change in place.changes
                 for draw in draws
             )
-            return fmean(map(score, trials))
-
-        means = {rate: mean(rate) for rate in rates}
-        return sorted(sorted(means), key=lambda rate: means[rate], reverse=True)
+            for rate in rates
+        }
+        return sorted(means, key=lambda rate: (-means[rate], rate))
 
     rates, first = [*place.first], place.draws[:1]
     while True:
