@@ -205,13 +205,13 @@ def trained_network(width: int, sharp: Mapping[str, Tensor], path: Path) -> Debl
 
 
 def prepare_network(network: Deblurring, way: str) -> None:
-    """Add what a way adds, in place, and freeze the rest; outputs stay unless kernels turn."""
+    """Add what a way adds, in place, and freeze the rest; outputs stay but for rotated kernels."""
     content = CONTENT["adapt-restore"]["ways"][way]
     adapt_network(network, AdaptationRecipe(**setting_fields(content["network"])))
     if content.get("shared"):
         for layer in network.layers[1:]:
             layer.similarity = network.layers[0].similarity
-    if "right_angles" in content:  # All kernels are turned to the left, and nothing trains.
+    if "right_angles" in content:  # Kernels are rotated counterclockwise.
         fix_trained(network, content["right_angles"])
 
 
