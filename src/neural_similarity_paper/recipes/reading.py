@@ -34,22 +34,19 @@ def read_families(path: Path) -> tuple[dict[str, Family], dict[str, str]]:
     content = tomllib.loads(path.read_text("utf-8"))
     similarities = content.pop("similarities")
     families: dict[str, dict[str, _Entry]] = {}
+    known: dict[str, _Entry] = {}
     for name, family in content.items():
-        if "copy_of" in family:
-            original = family["copy_of"]
+        if original := family.get("copy_of"):
             prefix = content[original]["prefix"]
-            entries = _copied_entries(family, families[original], prefix)
+            families[name] = _copied_entries(family, families[original], prefix)
         else:
-            known = {key: entry for each in families.values() for key, entry in each.items()}
-            entries = _defined_entries(family, known, similarities)
-        families[name] = entries
-    return (
-        {
-            name: (content[name]["title"], {key: (e.text, e.recipe) for key, e in entries.items()})
-            for name, entries in families.items()
-        },
-        {key: e.start for each in families.values() for key, e in each.items() if e.start},
-    )
+            families[name] = _defined_entries(family, known, similarities)
+        known |= families[name]
+    titled = {
+        name: (content[name]["title"], {key: (e.text, e.recipe) for key, e in entries.items()})
+        for name, entries in families.items()
+    }
+    return titled, {key: entry.start for key, entry in known.items() if entry.start}
 
 
 def _defined_entries(
