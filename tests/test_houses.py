@@ -175,6 +175,20 @@ sys.exit(main({words}))
 
 
 @pytest.mark.long
+def test_rooms_have_what_other_packages_add():
+    done = run("""
+from neural_similarity.lab.data import load_dataset
+try:
+    load_dataset("cifar10-noise-25", "nowhere")
+except FileNotFoundError:
+    from neural_similarity.lab.train import Recipe
+    Recipe(model="cnn9_condconv")
+    print("both")
+""")
+    assert done.stdout == "both\n", done.stderr
+
+
+@pytest.mark.long
 def test_the_wheel_says_what_needs_a_clone_and_lists_its_own_recipes(tmp_path):
     """Built and unpacked, beside the requirements that are installed here."""
     build = ["uv", "build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT]
