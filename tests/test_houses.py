@@ -148,7 +148,7 @@ def test_of_a_clone_on_the_path_the_clone_is_installed(monkeypatch):
     [
         ("lab", {"pillow", *EXTRA} - {"PIL"}),
         ("adapt", {"timm", "torchvision"}),
-        ("baselines", {"peft", "lycoris"}),
+        ("baselines", {"lycoris"}),
     ],
 )
 def test_an_extra_has_the_modules_that_it_is_named_for(extra, names):
