@@ -179,7 +179,8 @@ def call_layer():
     kernel, (stride, padding, dilation), size = random_geometry(dims)
     structure = ns.Full() if chance.random() < 0.4 and torch.Size(kernel).numel() < 28 else None
     hidden = chance.choice([1, 3, 16, 40])
-    predictor = chance.choice([ns.SphereNet(hidden=hidden), ns.Light(reduction=hidden)])
+    sphere, pooled = ns.SphereNet(hidden=hidden), ns.Pooled(hidden=hidden)
+    predictor = chance.choice([sphere, ns.Light(reduction=hidden), pooled, pooled])
     each, dtype = chance.choice([1, 3, 4, 8, 33]), chance.choice([torch.float32, torch.bfloat16])
     channels, filters = groups * each, groups * chance.choice([each, 1, 5, 33])
     similar = getattr(ns, f"Conv{dims}d")(

@@ -61,7 +61,7 @@ class Pooled(Spec):
                 "`predictor` Pooled needs at least 2 features, since one over its own length is "
                 f"±1, got {geometry.taps}"
             )
-        return _Pooled(self, geometry, scalars)
+        return PooledModule(self, geometry, scalars)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -130,9 +130,12 @@ class LightModule(nn.Module):
         return bound_prediction(self.bound, raw + bias)
 
 
-class _Pooled(nn.Module):
+class PooledModule(nn.Module):
+    """The module of `Pooled`."""
+
     def __init__(self, spec: Pooled, geometry: Geometry, scalars: int):
         super().__init__()
+        self.spec = spec
         self.bound: Bound | None = spec.bound
         self.spatial = geometry.spatial
         inputs = max(2, geometry.in_channels) if geometry.spatial else geometry.taps

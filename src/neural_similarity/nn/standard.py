@@ -1,4 +1,4 @@
-"""Dynamic similarities whose layer is one operator: of the default and the light predictor."""
+"""Dynamic similarities whose layer is one operator: of the default and the cheap predictors."""
 
 from math import prod
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from neural_similarity.nn.cheap import Light, LightModule
+from neural_similarity.nn.cheap import Light, LightModule, Pooled, PooledModule
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.predictor import CONV_LAYERS, PatchConv, SphereNet, TwoLayersModule
 from neural_similarity.nn.structure import DiagonalModule, FullModule, StructureModule
@@ -29,14 +29,19 @@ def standard_frame(
     full = type(structure) is FullModule
     if type(spec) is Light and spec.bound == "tanh":
         hidden = LightModule.hidden_channels(spec, geometry)
-        return LayerFrame(*frame, _LIGHT_EPS, (hidden * geometry.taps) ** 0.5, full, light=True)
+        return LayerFrame(*frame, _LIGHT_EPS, (hidden * geometry.taps) ** 0.5, full, "light")
+    if type(spec) is Pooled and spec.bound == "tanh":
+        # A single channel has a deviation beside its average, and mirrored pixels do not count.
+        if geometry.in_channels == 1 or geometry.padding_mode != "zeros":
+            return None
+        return LayerFrame(*frame, 0.0, geometry.in_channels**0.5, full, "pooled")
     if not isinstance(spec, SphereNet) or type(spec) is not SphereNet or spec.normalize == "both":
         return None
     if spec.batch_norm or spec.per_image or spec.bounded or spec.resolution > 1:
         return None
     factor = (geometry.in_channels * geometry.taps) ** 0.5 if spec.normalize == "rms" else 1.0
     last = same_window((spec.last_kernel_size,) * len(geometry.kernel_size))
-    return LayerFrame(frame[0], last, geometry.groups, spec.eps, factor, full, light=False)
+    return LayerFrame(frame[0], last, geometry.groups, spec.eps, factor, full, "sphere")
 
 
 def standard_parts(
@@ -54,16 +59,22 @@ def standard_parts(
     kind = FullModule if frame.full else DiagonalModule
     if type(structure) is not kind or not structure.residual or gain is None:
         return None
-    convolutions = _light_layers if frame.light else _sphere_layers
-    first, last = convolutions(frame, spec, predictor) or (None, None)
+    first, last = _LAYERS[frame.predictor](frame, spec, predictor) or (None, None)
     if first is None or last is None or _has_any_global_hook():
         return None
     taps, hidden = prod(frame.window.kernel_size), first.weight.shape[0]
     scalars = taps**2 if frame.full else taps
-    size = (1,) * len(frame.window.kernel_size) if frame.light else frame.window.kernel_size
+    first_size, last_size, first_bias = frame.window.kernel_size, (), None
+    if frame.predictor == "pooled":
+        first_size, first_bias = (), first.bias
+    else:
+        last_size = last.kernel_size
+    if frame.predictor == "light":
+        first_size = (1,) * len(last_size)
     fits = (
-        first.weight.shape == (hidden, operands[0].shape[1], *size)
-        and last.weight.shape == (scalars, hidden, *last.kernel_size)
+        first.weight.shape == (hidden, operands[0].shape[1], *first_size)
+        and last.weight.shape == (scalars, hidden, *last_size)
+        and (first_bias is None or first_bias.shape == (hidden,))
         and (last.bias is None or last.bias.shape == (scalars,))
         and gain.shape == (scalars,)
     )
@@ -78,7 +89,7 @@ def standard_parts(
             or "forward" in module.__dict__
         ):
             return None
-    return LayerTensors(*operands, first.weight, last.weight, last.bias, gain)
+    return LayerTensors(*operands, first.weight, first_bias, last.weight, last.bias, gain)
 
 
 def _sphere_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any, Any] | None:
@@ -98,6 +109,18 @@ def _light_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any,
     known = _has_window(first, pixel) and first.bias is None and _has_window(last, frame.window)
     same = known and len(first.weight) * prod(last.kernel_size) == round(frame.factor**2)
     return (first, last) if same else None
+
+
+def _pooled_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any, Any] | None:
+    """The matrices of the pooled predictor, if they are as it made them."""
+    del frame
+    if type(predictor) is not PooledModule or predictor.spec is not spec:
+        return None
+    first, last = predictor.first, predictor.last
+    return (first, last) if type(first) is type(last) is nn.Linear else None
+
+
+_LAYERS = {"sphere": _sphere_layers, "light": _light_layers, "pooled": _pooled_layers}
 
 
 def _has_window(layer: Any, window: Window) -> bool:

@@ -4,7 +4,8 @@ $$f = s\,(\|X\|^2 + \varepsilon)^{-1/2}, \quad h = \max(0,\ f\, W_1 * x), \quad
 r = W_2 * h + b_2, \quad M = I + g\, r, \quad y = W^\top M X + b$$
 
 or with the light predictor $h = \max(0,\ W_1 * x)$, $f = s\,(\|H\|^2 + \varepsilon)^{-1/2}$ and
-$r = \tanh(f\, W_2 * h + b_2)$.
+$r = \tanh(f\, W_2 * h + b_2)$, or with the pooled one, of the averages a of each image's channels,
+$h = \max(0,\ s\, W_1 a / \|a\| + b_1)$ and $r = \tanh(W_2 h + b_2)$.
 
 It is one C call each way (`native/layer.py`), keeps x, h, r and f for backward, and computes M
 again. Derivatives of derivatives are those of the parts that the operator stands for. Programs of
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from neural_similarity.ops.native import declines_native, suits_groups
 from neural_similarity.ops.native import layer as native
@@ -33,6 +35,7 @@ from neural_similarity.ops.window import (
     autocast_dtype,
     autocast_enabled,
     promote_dtype,
+    unit_vectors,
     without_autocast,
 )
 
@@ -65,9 +68,10 @@ def predicted_conv(given: LayerTensors, frame: LayerFrame) -> Tensor:
     x = given.x
     if autocast_enabled(x):
         dtype = autocast_dtype(x)
-        narrow = [t if t is None else t.to(dtype) for t in given[:6]]
+        count = 3 if frame.predictor == "pooled" else 7  # Its predictor is in float32.
+        narrow = [t if t is None else t.to(dtype) for t in given[:count]]
         with without_autocast(x):
-            return predicted_conv(LayerTensors._make((*narrow, given.gain)), frame)
+            return predicted_conv(LayerTensors._make((*narrow, *given[count:])), frame)
     if torch.is_grad_enabled():
         return _Layer.apply(*given, frame)
     return _run_forward(given, frame)[0]
@@ -83,9 +87,9 @@ class _Layer(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        needs, frame = ctx.needs_input_grad[:7], ctx.frame
+        needs, frame = ctx.needs_input_grad[:8], ctx.frame
         (grad,), saved = grad_outputs, ctx.saved_tensors
-        given, kept = LayerTensors(*saved[:7]), saved[7:]
+        given, kept = LayerTensors(*saved[:8]), saved[8:]
         if torch.compiler.is_compiling():
             gradients = _backward_op(grad, *given, *kept, *_plain_values(frame), needs)
         elif not torch.is_grad_enabled() and runs_eagerly(grad):
@@ -109,12 +113,16 @@ def _empty_results(given: LayerTensors, frame: LayerFrame) -> tuple[Tensor, ...]
     x, output = given.x, frame.window.output_size(given.x.shape[2:])
     if min(output) < 1:
         raise ValueError(f"the window {frame.window} is larger than `input`, {tuple(x.shape)}")
-    n = x.shape[0]  # `len` of a tensor is a Python function.
-    hidden = x.new_empty(n, *(x.shape[2:] if frame.light else output), given.first.shape[0])
-    raw = x.new_empty(n, *output, given.last.shape[0])
-    factors = x.new_empty(n, 1, *output, dtype=torch.float32)
-    y = Operands(x, given.weight, factors, frame.window, frame.groups).empty_output()
-    return y, hidden.movedim(-1, 1), raw.movedim(-1, 1), factors
+    n, h = x.shape[0], given.first.shape[0]  # `len` of a tensor is a Python function.
+    sizes = x.shape[2:] if frame.predictor == "light" else output, output
+    dtype = x.dtype
+    if frame.predictor == "pooled":  # h is behind the averages over their norms.
+        sizes, h, dtype = ((), ()), h + x.shape[1], torch.float32
+    hidden = x.new_empty(n, *sizes[0], h, dtype=dtype)
+    raw = x.new_empty(n, *sizes[1], given.last.shape[0], dtype=dtype)
+    factors = x.new_empty(n, 1, *sizes[1], dtype=torch.float32)
+    operands = Operands(x, given.weight, x, frame.window, frame.groups)
+    return operands.empty_output(output), hidden.movedim(-1, 1), raw.movedim(-1, 1), factors
 
 
 def _composed_gradients(
@@ -133,10 +141,16 @@ def _composed_gradients(
 
 def _composed_output(given: LayerTensors, frame: LayerFrame) -> Tensor:
     """y of the parts that the operator stands for."""
-    x, weight, bias, first, last, last_bias, gain = given
+    x, weight, bias, first, first_bias, last, last_bias, gain = given
     convolve: Any = CONVOLUTIONS[x.dim() - 2]
     options: Any = {"normalize": "input", "eps": frame.eps, "factor": frame.factor}
-    if frame.light:
+    if frame.predictor == "pooled":
+        pooled = x, first, first_bias, last, last_bias
+        wide: list[Any] = [t if t is None else promote_dtype(t) for t in pooled]
+        direction = unit_vectors(wide[0].flatten(2).mean(2), 1) * frame.factor
+        raw = F.linear(F.linear(direction, *wide[1:3]).relu(), *wide[3:]).tanh()
+        raw = raw.view(*raw.shape, *[1] * (x.dim() - 2))
+    elif frame.predictor == "light":
         hidden = convolve(x, first).relu()
         raw = sphere_conv(hidden, last, *frame.window[1:], **options)
         if last_bias is not None:
@@ -150,7 +164,7 @@ def _composed_output(given: LayerTensors, frame: LayerFrame) -> Tensor:
     m = apply_gain(raw, gain, taps + 1 if frame.full else 1)
     m = m.unflatten(1, (taps, taps)) if frame.full else m
     operands = Operands(x, weight, m, frame.window, frame.groups)
-    return dynamic_conv(operands, operands.output_size, bias, None)
+    return dynamic_conv(operands, frame.window.output_size(x.shape[2:]), bias, None)
 
 
 def _plain_values(frame: LayerFrame) -> tuple[Any, ...]:
@@ -170,37 +184,37 @@ def same_window(kernel_size: tuple[int, ...]) -> Window:
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    given = LayerTensors(*arguments[:7])
-    return _empty_results(given, _frame_of(given, *arguments[7:]))
+    given = LayerTensors(*arguments[:8])
+    return _empty_results(given, _frame_of(given, *arguments[8:]))
 
 
 def _forward_body(*arguments: Any) -> tuple[Tensor, ...]:
-    given = LayerTensors(*arguments[:7])
-    return tuple(_run_forward(given, _frame_of(given, *arguments[7:])))
+    given = LayerTensors(*arguments[:8])
+    return tuple(_run_forward(given, _frame_of(given, *arguments[8:])))
 
 
 def _backward_body(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    given, kept, needs = LayerTensors(*arguments[:7]), arguments[7:10], arguments[-1]
-    frame = _frame_of(given, *arguments[10:-1])
+    given, kept, needs = LayerTensors(*arguments[:8]), arguments[8:11], arguments[-1]
+    frame = _frame_of(given, *arguments[11:-1])
     gradients = native.backward(grad, given, kept, frame, needs)
     return tuple([grad.new_empty(0) if g is None else g for g in gradients])
 
 
 def _fake_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    pairs = zip(arguments[:7], arguments[-1], strict=True)
+    pairs = zip(arguments[:8], arguments[-1], strict=True)
     return tuple(
         [torch.empty_like(t) if need and t is not None else grad.new_empty(0) for t, need in pairs]
     )
 
 
 _PARTS = (
-    "Tensor x, Tensor weight, Tensor? bias, Tensor first, Tensor last, Tensor? last_bias, "
-    "Tensor gain"
+    "Tensor x, Tensor weight, Tensor? bias, Tensor first, Tensor? first_bias, Tensor last, "
+    "Tensor? last_bias, Tensor gain"
 )
 _KEPT = "Tensor hidden, Tensor raw, Tensor factors"
 _FRAME = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, float eps, "
-    "float factor, bool full, bool light"
+    "float factor, bool full, str predictor"
 )
 _forward_op = register_operator(
     "predicted_conv",
@@ -210,7 +224,7 @@ _forward_op = register_operator(
 )
 _backward_op = register_operator(
     "predicted_conv_backward",
-    f"(Tensor grad, {_PARTS}, {_KEPT}, {_FRAME}, bool[] needs) -> ({', '.join(['Tensor'] * 7)})",
+    f"(Tensor grad, {_PARTS}, {_KEPT}, {_FRAME}, bool[] needs) -> ({', '.join(['Tensor'] * 8)})",
     _backward_body,
     _fake_backward,
 )

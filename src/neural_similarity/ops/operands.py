@@ -31,9 +31,9 @@ class Operands(NamedTuple):
         """Number of positions along every dimension of y, for each of which M is given."""
         return tuple(self.m.shape[2 - self.x.dim() :])
 
-    def empty_output(self) -> Tensor:
+    def empty_output(self, output: tuple[int, ...] = ()) -> Tensor:
         """Uninitialised y (n, o, *out), in the memory format of torch's convolution."""
-        x, shape = self.x, (self.x.shape[0], self.weight.shape[0], *self.output_size)
+        x, shape = self.x, (self.x.shape[0], self.weight.shape[0], *(output or self.output_size))
         return torch.empty(
             shape, dtype=x.dtype, device=x.device, memory_format=self._memory_format()
         )
@@ -80,17 +80,18 @@ class LayerFrame(NamedTuple):
     factor: float
     """s: 1, or √N for patches over their root mean square."""
     full: bool
-    light: bool
-    """Whether the predictor is `Light`, whose first convolution is 1×1 and whose second has s."""
+    predictor: str
+    """"sphere"; "light", whose second convolution has s; or "pooled", of averages."""
 
 
 class LayerTensors(NamedTuple):
-    """The tensors of a layer: x, W, b, W₁, W₂, b₂ and g; or their gradients, in this order."""
+    """The tensors of a layer: x, W, b, W₁, b₁, W₂, b₂ and g; or their gradients, in this order."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
     first: Tensor
+    first_bias: Tensor | None
     last: Tensor
     last_bias: Tensor | None
     gain: Tensor

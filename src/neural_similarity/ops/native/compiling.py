@@ -40,7 +40,7 @@ _SECONDS = 600
 """Limit for a compiler; it takes seconds, or minutes if many processes wait for a core."""
 _SOURCES = (
     "operators.c", "element.h", "fold.h", "grouped.h", "layer.h", "passes.h", "pointwise.h",
-    "product.h", "vector.h",
+    "pooled.h", "product.h", "vector.h",
 )  # fmt: skip
 
 

@@ -2,9 +2,13 @@
 
        f = scale / |X|, h = relu(f W1 * x), r = W2 * h + b2, M = I + gain r, y = W M X + b
 
-   or, if it is `light`, of the light one, which scales behind its second convolution:
+   or of the light one, which scales behind its second convolution:
 
        h = relu(W1 * x), f = scale / |H|, r = tanh(f W2 * h + b2)
+
+   or of the pooled one, with one M for all positions of an image and the sums a over its pixels:
+
+       f = scale / |a|, h = relu(W1 f a + b1), r = tanh(W2 h + b2)
 
    Convolutions without M are the operator with m = 0. Everything is channels-last inside; a map or
    kernel whose channels come first is laid out again on its way in, and its gradient on its way
@@ -36,174 +40,194 @@ static T *NAME(desk_for)(int last, int64_t size, T *to, char **space) {
     return to && !last ? share(space, size * sizeof(T)) : to;
 }
 
-/* The sums over rows: in float over BRIEF rows, then in double. */
-static void NAME(sum_rows)(int64_t rows, int64_t columns, const T *from, T *to) {
-    for (int64_t c = 0; c < columns; c += LANES) {
-        double sums[LANES] = {0};
-        for (int64_t r = 0; r < rows; r += BRIEF) {
-            vector some = {0};
-            for (int64_t i = r; i < least(rows, r + BRIEF); i++)
-                some += NAME(load_some)(from + i * columns + c, columns - c);
-            for (int lane = 0; lane < LANES; lane++) sums[lane] += some[lane];
-        }
-        for (int64_t i = c; i < least(columns, c + LANES); i++) to[i] = NAME(narrow)(sums[i - c]);
-    }
-}
-
-/* r = tanh(f y + bias) of `places` rows. */
-static void NAME(bound)(int64_t places, int64_t columns, const T *y, const float *factors,
-                        const T *bias, T *raw) {
-    for (int64_t p = 0; p < places; p++, y += columns, raw += columns)
-        for (int64_t i = 0, some; i < columns; i += LANES) {
-            some = columns - i;
-            vector v = factors[p] * NAME(load_some)(y + i, some);
-            if (bias) v += NAME(load_some)(bias + i, some);
-            NAME(store_some)(raw + i, tanh_of(v), some);
-        }
-}
-
-/* Sizes of a layer: images, positions and pixels of the batch, channels, filters, hidden channels,
-   scalars; numbers of the three kernels, of h and of the work space in bytes. */
-struct NAME(sizes) { int64_t n, places, pixels, c, o, h, s, w, w1, w2, hidden, work; };
-
-static struct NAME(sizes) NAME(sizes_of)(const struct layer *l) {
+/* See `struct sizes`. */
+static struct sizes NAME(sizes_of)(const struct layer *l) {
     const struct frame *f = &l->conv, *f1 = &l->first, *f2 = &l->last;
-    struct NAME(sizes) z = {f->images, f->images * outputs(f), f->images * inputs(f), f1->channels,
-                            f->y_pixel, f1->filters, f2->filters};
+    struct sizes z = {f->images, f->images * outputs(f), f->images * inputs(f),
+                            f->images * outputs(f2), f1->channels, f->y_pixel, f1->filters,
+                            f2->filters};
     z.w = z.o * f->taps * (f->each ? f->each : f->channels);
     z.w1 = z.h * f1->taps * z.c, z.w2 = z.s * f2->taps * z.h;
-    z.hidden = (l->light ? z.pixels : z.places) * z.h;
+    z.hidden = f1->images * outputs(f1) * z.h;
     /* What either way needs at most, and the rounding of its shares. */
-    z.work = (z.pixels * z.c * 3 + z.places * (z.o + 3 * z.s) + z.hidden +
-              2 * (z.w + z.w1 + z.w2)) * sizeof(T) + z.places * (2 * z.s + 1) * sizeof(float) +
+    z.work = (z.pixels * z.c * 3 + z.places * z.o + 2 * (z.w + z.w1 + z.w2)) * sizeof(T) +
+             (z.places + z.n * z.c) * sizeof(float) +
+             (2 * z.rows * z.s + z.hidden) * (l->predictor == POOLED ? sizeof(float) : sizeof(T)) +
+             (l->folds ? z.w * (3 * sizeof(float) + 2 * sizeof(T)) + z.rows * 2 * z.s * sizeof(float)
+                       : (z.rows + (z.rows < z.places ? z.places : 0)) * 2 * z.s * sizeof(float)) +
              f->threads * z.s * sizeof(double) + 32 * 64;
     return z;
 }
 
-/* Returns 0, or 1 if memory ran out. */
-int NAME(layer_forward)(const struct layer *l, int64_t last, const T *x, const T *weight,
-                        const T *bias, const T *first, const T *second, const T *second_bias,
-                        const float *gain, T *y, T *hidden, T *raw, float *factors) {
-    struct frame f = l->conv;
+/* M at every position of its image; `m` itself if it has as many rows. */
+static float *NAME(at_positions)(const struct sizes *z, float *m, char **space) {
+    if (z->rows == z->places) return m;
+    float *to = share(space, z->places * z->s * sizeof(float));
+    for (int64_t at = 0; at < z->places; at++)
+        memcpy(to + at * z->s, m + at / (z->places / z->n) * z->s, z->s * sizeof(float));
+    return to;
+}
+
+/* y = W M X + bias, M given by position or image. */
+static int NAME(join)(const struct layer *l, const struct sizes *z, const T *x, float *m,
+                      const T *weight, T *y, const T *bias, char *at) {
+    if (l->folds) return NAME(forward_by_image)(l, z, x, m, weight, y, bias, at);
+    m = NAME(at_positions)(z, m, &at);
+    return NAME(forward_groups)(&l->conv, l->groups, z->w, x, m, weight, y, bias);
+}
+
+/* Its gradients, unless null. */
+static int NAME(join_gradient)(const struct layer *l, const struct sizes *z, const T *x,
+                               float *m, const T *weight, const T *grad, T *grad_x, float *grad_m,
+                               T *grad_weight, char *at) {
+    if (l->folds)
+        return NAME(backward_by_image)(l, z, x, m, weight, grad, grad_x, grad_m, grad_weight, at);
+    const int64_t each = z->places / z->n;
+    float *all = NAME(at_positions)(z, m, &at), *of_all = all == m ? grad_m : grad_m ? (float *)at : 0;
+    const int full = NAME(backward_groups)(l->conv, l->groups, z->w, x, all, weight, grad, grad_x,
+                                           of_all, grad_weight);
+    for (int64_t i = 0; of_all != grad_m && i < z->n; i++)
+        sum_rows_float32(each, z->s, of_all + i * each * z->s, grad_m + i * z->s, 0);
+    return full;
+}
+
+/* h, r and f of x, of the sphere or the light predictor. */
+static int NAME(predict)(const struct layer *l, const struct sizes *z, const T *x, const T *first,
+                         const T *second, const T *second_bias, T *hidden, T *raw, float *factors,
+                         char *at) {
     const struct frame *f1 = &l->first, *f2 = &l->last;
-    const struct NAME(sizes) z = NAME(sizes_of)(l);
+    T *inner = share(&at, (l->predictor == LIGHT ? z->rows * z->s : z->hidden) * sizeof(T));
     int full = 0;
-    char *work = room(z.work, &full), *at = work;
-    if (full) return 1;
-    x = NAME(laid)(f1, last & X_LAST, z.n, z.c, inputs(&f), x, &at);
-    weight = NAME(laid)(f1, last & W_LAST, z.o, z.w / z.o / f.taps, f.taps, weight, &at);
-    first = NAME(laid)(f1, last & W1_LAST, z.h, z.c, f1->taps, first, &at);
-    second = NAME(laid)(f1, last & W2_LAST, z.s, z.h, f2->taps, second, &at);
-    T *inner = share(&at, (l->light ? z.places * z.s : z.hidden) * sizeof(T));
-    T *to = NAME(desk_for)(last & Y_LAST, z.places * z.o, y, &at);
-    float *m = share(&at, z.places * z.s * sizeof(float));
-    if (l->light) {
+    if (l->predictor == LIGHT) {
         full |= NAME(forward)(f1, x, 0, first, hidden, 0);
-        for (int64_t i = 0; i < z.hidden; i += LANES)
-            NAME(store_some)(hidden + i, relu(NAME(load_some)(hidden + i, z.hidden - i)),
-                             z.hidden - i);
+        NAME(rectify)(z->hidden, hidden);
         full |= NAME(patch_factors)(f2, hidden, l->eps, l->scale, factors);
         full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
-        NAME(bound)(z.places, z.s, inner, factors, second_bias, raw);
+        NAME(bound)(z->rows, z->s, inner, factors, second_bias, raw);
     } else {
         full |= NAME(patch_factors)(f1, x, l->eps, l->scale, factors);
         full |= NAME(forward)(f1, x, 0, first, inner, 0);
-        NAME(scaled)(z.places, z.h, f.threads, inner, factors, hidden);
+        NAME(scaled)(z->rows, z->h, f1->threads, inner, factors, hidden);
         full |= NAME(forward)(f2, hidden, 0, second, raw, second_bias);
     }
-    full |= NAME(gained)(z.places, z.s, f.threads, raw, gain, every(&f), m);
-    for (int64_t g = 0; g < l->groups; g++)
-        full |= NAME(forward)(&f, x + g * f.channels, m, weight + g * (z.w / l->groups),
-                              to + g * f.filters, bias ? bias + g * f.filters : 0);
-    if (to != y) NAME(swap)(f1, z.n, outputs(&f), z.o, to, y);
+    return full;
+}
+
+/* M = I + gain r. */
+static int NAME(gained_layer)(const struct layer *l, const struct sizes *z, const void *raw,
+                              const float *gain, float *m) {
+    return (l->predictor == POOLED ? gained_float32(z->rows, z->s, l->conv.threads, raw, gain,
+                                                    every(&l->conv), m)
+            : NAME(gained)(z->rows, z->s, l->conv.threads, raw, gain, every(&l->conv), m));
+}
+
+/* Returns 0, or 1 if memory ran out. */
+int NAME(layer_forward)(const struct layer *l, int64_t last, const T *x, const T *weight,
+                        const T *bias, const void *first, const float *first_bias,
+                        const void *second, const void *second_bias, const float *gain, T *y,
+                        void *hidden, void *raw, float *factors) {
+    const struct frame *f = &l->conv, *f1 = &l->first, *f2 = &l->last;
+    const struct sizes z = NAME(sizes_of)(l);
+    int full = 0;
+    char *work = room(z.work, &full), *at = work;
+    if (full) return 1;
+    x = NAME(laid)(f, last & X_LAST, z.n, z.c, inputs(f), x, &at);
+    weight = NAME(laid)(f, last & W_LAST, z.o, z.w / z.o / f->taps, f->taps, weight, &at);
+    first = NAME(laid)(f, last & W1_LAST, z.h, z.c, f1->taps, first, &at);
+    second = NAME(laid)(f, last & W2_LAST, z.s, z.h, f2->taps, second, &at);
+    T *to = NAME(desk_for)(last & Y_LAST, z.places * z.o, y, &at);
+    float *m = share(&at, z.rows * z.s * sizeof(float));
+    if (l->predictor == POOLED)
+        full |= NAME(predict_pooled)(l, &z, x, first, first_bias, second, second_bias, hidden, raw,
+                                     factors, at);
+    else full |= NAME(predict)(l, &z, x, first, second, second_bias, hidden, raw, factors, at);
+    full |= NAME(gained_layer)(l, &z, raw, gain, m);
+    full |= NAME(join)(l, &z, x, m, weight, to, bias, at);
+    if (to != y) NAME(swap)(f, z.n, outputs(f), z.o, to, y);
     free(work);
+    return full;
+}
+
+/* The gradients that are not null of the sphere or the light predictor; `of_x` is added to. */
+static int NAME(predict_gradient)(const struct layer *l, const struct sizes *z, T *of_raw,
+                                  const T *x, const T *first, const T *second, const T *hidden,
+                                  const T *raw, const float *factors, T *of_x, T *of_first,
+                                  T *of_second, T *grad_second_bias, char *at) {
+    const struct frame *f1 = &l->first, *f2 = &l->last;
+    const int64_t size = z->pixels * z->c, scalars = z->rows * z->s;
+    const int inside = of_x || of_first, light = l->predictor == LIGHT;
+    int full = 0;
+    if (light) NAME(bound_gradient)(scalars, raw, of_raw);
+    if (grad_second_bias) NAME(sum_rows)(z->rows, z->s, of_raw, grad_second_bias, 0);
+    if (!inside && !of_second) return 0;
+    float *of_factors = share(&at, z->places * sizeof(float));
+    T *of_hidden = share(&at, z->hidden * sizeof(T)), *through = share(&at, size * sizeof(T));
+    if (light) {
+        T *inner = share(&at, scalars * sizeof(T));
+        full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
+        NAME(scaled_gradient)(z->rows, z->s, f2->threads, of_raw, inner, factors, 0, of_raw,
+                              of_factors);
+    }
+    full |= NAME(backward)(f2, hidden, 0, second, of_raw, inside ? of_hidden : 0, 0, of_second);
+    if (!inside) return full;
+    if (light) {
+        full |= NAME(patch_factors_gradient)(f2, of_factors, hidden, factors, l->scale, of_hidden);
+        NAME(rectify_gradient)(z->hidden, hidden, of_hidden);
+    } else NAME(scaled_gradient)(z->rows, z->h, f1->threads, of_hidden, hidden, factors, 1,
+                                 of_hidden, of_factors);
+    full |= NAME(backward)(f1, x, 0, first, of_hidden, of_x ? through : 0, 0, of_first);
+    for (int64_t i = 0; of_x && i < size; i += LANES)
+        NAME(store_some)(of_x + i, NAME(load_some)(of_x + i, size - i) +
+                         NAME(load_some)(through + i, size - i), size - i);
+    if (of_x && !light)
+        full |= NAME(patch_factors_gradient)(f1, of_factors, x, factors, l->scale, of_x);
     return full;
 }
 
 /* The gradients that are not null. Returns what `layer_forward` does. */
 int NAME(layer_backward)(const struct layer *l, int64_t last, const T *grad, const T *x,
-                         const T *weight, const T *first, const T *second, const float *gain,
-                         const T *hidden, const T *raw, const float *factors, T *grad_x,
-                         T *grad_weight, T *grad_bias, T *grad_first, T *grad_second,
-                         T *grad_second_bias, float *grad_gain) {
-    struct frame f = l->conv;
-    const struct frame *f1 = &l->first, *f2 = &l->last;
-    const struct NAME(sizes) z = NAME(sizes_of)(l);
-    const int64_t p = outputs(&f), size = z.pixels * z.c;
-    const int inside = grad_x || grad_first;
-    const int predicts = inside || grad_second || grad_second_bias || grad_gain;
+                         const T *weight, const void *first, const void *second,
+                         const float *gain, const void *hidden, const void *raw,
+                         const float *factors, T *grad_x, T *grad_weight, T *grad_bias,
+                         void *grad_first, float *grad_first_bias, void *grad_second,
+                         void *grad_second_bias, float *grad_gain) {
+    const struct frame *f = &l->conv, *f1 = &l->first, *f2 = &l->last;
+    const struct sizes z = NAME(sizes_of)(l);
+    const int64_t size = z.pixels * z.c;
+    const int predicts = grad_x || grad_first || grad_first_bias || grad_second ||
+                         grad_second_bias || grad_gain;
     int full = 0;
     char *work = room(z.work, &full), *at = work;
     if (full) return 1;
-    x = NAME(laid)(f1, last & X_LAST, z.n, z.c, inputs(&f), x, &at);
-    grad = NAME(laid)(f1, last & Y_LAST, z.n, z.o, p, grad, &at);
-    weight = NAME(laid)(f1, last & W_LAST, z.o, z.w / z.o / f.taps, f.taps, weight, &at);
-    first = NAME(laid)(f1, last & W1_LAST, z.h, z.c, f1->taps, first, &at);
-    second = NAME(laid)(f1, last & W2_LAST, z.s, z.h, f2->taps, second, &at);
+    x = NAME(laid)(f, last & X_LAST, z.n, z.c, inputs(f), x, &at);
+    grad = NAME(laid)(f, last & Y_LAST, z.n, z.o, outputs(f), grad, &at);
+    weight = NAME(laid)(f, last & W_LAST, z.o, z.w / z.o / f->taps, f->taps, weight, &at);
+    first = NAME(laid)(f, last & W1_LAST, z.h, z.c, f1->taps, first, &at);
+    second = NAME(laid)(f, last & W2_LAST, z.s, z.h, f2->taps, second, &at);
     T *of_x = NAME(desk_for)(last & X_LAST, size, grad_x, &at);
     T *of_weight = NAME(desk_for)(last & W_LAST, z.w, grad_weight, &at);
     T *of_first = NAME(desk_for)(last & W1_LAST, z.w1, grad_first, &at);
     T *of_second = NAME(desk_for)(last & W2_LAST, z.w2, grad_second, &at);
-    T *of_hidden = share(&at, z.hidden * sizeof(T));
-    T *of_raw = share(&at, z.places * z.s * sizeof(T));
-    float *m = share(&at, z.places * z.s * sizeof(float));
-    float *of_m = share(&at, z.places * z.s * sizeof(float));
-    float *of_factors = share(&at, z.places * sizeof(float));
-    full |= NAME(gained)(z.places, z.s, f.threads, raw, gain, every(&f), m);
-    for (int64_t g = 0; g < l->groups; g++, f.more = 1) /* groups add to M's gradient */
-        full |= NAME(backward)(&f, x + g * f.channels, m, weight + g * (z.w / l->groups),
-                               grad + g * f.filters, of_x ? of_x + g * f.channels : 0,
-                               predicts ? of_m : 0,
-                               of_weight ? of_weight + g * (z.w / l->groups) : 0);
-    if (grad_bias) NAME(sum_rows)(z.places, z.o, grad, grad_bias);
-    if (predicts) {
-        double *sums = share(&at, f.threads * z.s * sizeof(double));
-        memset(sums, 0, f.threads * z.s * sizeof(double));
-        full |= NAME(gained_gradient)(z.places, z.s, f.threads, of_m, raw, gain, of_raw, sums);
-        for (int64_t t = f.threads * z.s - 1; t >= z.s; t--) sums[t % z.s] += sums[t];
-        for (int64_t t = 0; grad_gain && t < z.s; t++) grad_gain[t] = sums[t];
-        for (int64_t i = 0, all = z.places * z.s; l->light && i < all; i += LANES) {
-            const vector r = NAME(load_some)(raw + i, all - i);
-            const vector g = NAME(load_some)(of_raw + i, all - i);
-            NAME(store_some)(of_raw + i, g * (1 - r * r), all - i);
-        }
-        if (grad_second_bias) NAME(sum_rows)(z.places, z.s, of_raw, grad_second_bias);
-        if (!l->light)
-            full |= NAME(backward)(f2, hidden, 0, second, of_raw, inside ? of_hidden : 0, 0,
-                                   of_second);
+    float *m = share(&at, z.rows * z.s * sizeof(float));
+    float *of_m = share(&at, z.rows * z.s * sizeof(float));
+    full |= NAME(gained_layer)(l, &z, raw, gain, m);
+    full |= NAME(join_gradient)(l, &z, x, m, weight, grad, of_x, predicts ? of_m : 0, of_weight, at);
+    if (grad_bias) NAME(sum_rows)(z.places, z.o, grad, grad_bias, 0);
+    if (predicts && l->predictor == POOLED)
+        full |= NAME(predict_pooled_gradient)(l, &z, of_m, first, second, gain, hidden, raw, factors,
+                                              of_x, grad_first, grad_first_bias, grad_second,
+                                              grad_second_bias, grad_gain, at);
+    else if (predicts) {
+        T *of_raw = share(&at, z.rows * z.s * sizeof(T));
+        full |= NAME(gain_gradient)(&z, f->threads, of_m, raw, gain, of_raw, grad_gain, at);
+        full |= NAME(predict_gradient)(l, &z, of_raw, x, first, second, hidden, raw, factors, of_x,
+                                       of_first, of_second, grad_second_bias, at);
     }
-    T *through = share(&at, size * sizeof(T));
-    if (l->light && (inside || grad_second)) {
-        T *inner = share(&at, z.places * z.s * sizeof(T));
-        T *of_inner = share(&at, z.places * z.s * sizeof(T));
-        full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
-        NAME(scaled_gradient)(z.places, z.s, f.threads, of_raw, inner, factors, 0, of_inner,
-                              of_factors);
-        full |= NAME(backward)(f2, hidden, 0, second, of_inner, inside ? of_hidden : 0, 0,
-                               of_second);
-    }
-    if (l->light && inside) {
-        full |= NAME(patch_factors_gradient)(f2, of_factors, hidden, factors, l->scale, of_hidden);
-        for (int64_t i = 0; i < z.hidden; i += LANES) {
-            const words off = (words)(NAME(load_some)(hidden + i, z.hidden - i) <= 0);
-            const words g = (words)NAME(load_some)(of_hidden + i, z.hidden - i);
-            NAME(store_some)(of_hidden + i, (vector)(g & ~off), z.hidden - i);
-        }
-    } else if (inside)
-        NAME(scaled_gradient)(z.places, z.h, f.threads, of_hidden, hidden, factors, 1, of_hidden,
-                              of_factors);
-    if (inside)
-        full |= NAME(backward)(f1, x, 0, first, of_hidden, grad_x ? through : 0, 0, of_first);
-    for (int64_t i = 0; grad_x && i < size; i += LANES)
-        NAME(store_some)(of_x + i, NAME(load_some)(of_x + i, size - i) +
-                         NAME(load_some)(through + i, size - i), size - i);
-    if (grad_x && !l->light)
-        full |= NAME(patch_factors_gradient)(f1, of_factors, x, factors, l->scale, of_x);
-    if (of_x != grad_x) NAME(swap)(f1, z.n, inputs(&f), z.c, of_x, grad_x);
+    if (of_x != grad_x) NAME(swap)(f, z.n, inputs(f), z.c, of_x, grad_x);
     if (of_weight != grad_weight)
-        NAME(swap)(f1, z.o, f.taps, z.w / z.o / f.taps, of_weight, grad_weight);
-    if (of_first != grad_first) NAME(swap)(f1, z.h, f1->taps, z.c, of_first, grad_first);
-    if (of_second != grad_second) NAME(swap)(f1, z.s, f2->taps, z.h, of_second, grad_second);
+        NAME(swap)(f, z.o, f->taps, z.w / z.o / f->taps, of_weight, grad_weight);
+    if (of_first != grad_first) NAME(swap)(f, z.h, f1->taps, z.c, of_first, grad_first);
+    if (of_second != grad_second) NAME(swap)(f, z.s, f2->taps, z.h, of_second, grad_second);
     free(work);
     return full;
 }

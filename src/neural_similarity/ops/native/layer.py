@@ -1,4 +1,4 @@
-"""A layer of the default or the light predictor in one C call each way: `layer.h`."""
+"""A layer of a standard predictor in one C call each way: `layer.h`."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from neural_similarity.ops.window import Window
 
 Kept = Sequence[Tensor]
 """What forward writes for backward: h, r and f, with adjacent channels."""
+PREDICTORS = "sphere", "light", "pooled"
+"""As C numbers them."""
 
 
 def forward(given: LayerTensors, frame: LayerFrame, y: Tensor, kept: Kept) -> None:
     """Write y and what backward needs into uninitialised tensors."""
-    (x, _, *kernels), last = _dense(given.x, y, given.weight, given.first, given.last)
-    weight, *predictor = kernels
-    biases = given.bias, given.last_bias
-    operands = x, weight, biases[0], *predictor, biases[1], given.gain.float(), y, *kept
+    (x, _, weight, *kernels), last = _dense(given.x, y, given.weight, given.first, given.last)
+    operands = x, weight, given.bias, *_predictor(given, frame, *kernels), y, *kept
     _call("layer_forward", given, frame, last, operands)
 
 
@@ -29,28 +29,39 @@ def backward(
     grad: Tensor, given: LayerTensors, kept: Kept, frame: LayerFrame, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of the layer's tensors that `needs` asks for."""
-    (x, grad, *kernels), last = _dense(given.x, grad, given.weight, given.first, given.last)
-    gain = given.gain.float()
-    like = x, kernels[0], given.bias, *kernels[1:], given.last_bias, gain
+    (x, grad, weight, *kernels), last = _dense(given.x, grad, given.weight, given.first, given.last)
+    predictor = first, _, second, _, gain = _predictor(given, frame, *kernels)
+    like = x, weight, given.bias, *predictor
     results = [
         torch.empty_like(t) if need and t is not None else None
         for t, need in zip(like, needs, strict=True)
     ]
-    _call("layer_backward", given, frame, last, (grad, x, *kernels, gain, *kept, *results))
-    if (of_gain := results[-1]) is not None:
-        results[-1] = of_gain.to(given.gain.dtype)
-    return results
+    operands = grad, x, weight, first, second, gain, *kept, *results
+    _call("layer_backward", given, frame, last, operands)
+    return [
+        g if g is None or t is None else g.to(t.dtype) for g, t in zip(results, given, strict=True)
+    ]
+
+
+def _predictor(
+    given: LayerTensors, frame: LayerFrame, first: Tensor, last: Tensor
+) -> tuple[Tensor | None, ...]:
+    """W₁, b₁, W₂, b₂ and g in C's types: the gains and the pooled predictor are in float32."""
+    parts, gain = (first, given.first_bias, last, given.last_bias), given.gain.float()
+    if frame.predictor == "pooled" and first.dtype != torch.float32:
+        return *[t if t is None else t.float() for t in parts], gain
+    return *parts, gain
 
 
 def _dense(*tensors: Tensor) -> tuple[list[Tensor], int]:
     """Tensors (n, c, *size) without gaps, and a bit for each whose channels are adjacent."""
     dense, bits = [], 0
     for bit, tensor in enumerate(tensors):
-        whole = tensor
+        whole, last = tensor, tensor.shape[2:].numel() == 1
         if not tensor.is_contiguous():
-            last = tensor.movedim(1, -1).is_contiguous()
-            bits |= last << bit
+            last |= tensor.movedim(1, -1).is_contiguous()
             whole = tensor if last else tensor.contiguous()
+        bits |= last << bit
         dense.append(whole)
     return dense, bits
 
@@ -68,7 +79,7 @@ def _call(
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, Frame) for name in ("conv", "first", "last")),
-        *((name, ctypes.c_int64) for name in ("groups", "light")),
+        *((name, ctypes.c_int64) for name in ("groups", "predictor", "folds")),
         *((name, ctypes.c_float) for name in ("eps", "scale")),
     )
 
@@ -90,9 +101,12 @@ def _layer_of(
     groups = 1 if together else frame.groups
 
     pixels, ones = (images, *size, channels), (1,) * len(size)
-    hidden_size, first, last = out, window, frame.last
-    if frame.light:
+    seen, hidden_size, raw_size, first, last = size, out, out, window, frame.last
+    if frame.predictor != "sphere":
         hidden_size, first, last = size, Window(ones, ones, (0,) * len(size), ones), window
+    if frame.predictor == "pooled":
+        seen = hidden_size = raw_size = ones
+        last = first
 
     def frame_of(
         window: Window, x: Sequence[int], y: Sequence[int], w: Sequence[int], m: Sequence[int] = ()
@@ -101,13 +115,15 @@ def _layer_of(
         place, joined = ((0, groups), together) if m else ((0, 1), False)
         return Group(len(m) > 1, window, place, shapes, dtype, threads, joined).frame
 
-    out, between = (images, *out), (images, *hidden_size)
+    between = (images, *hidden_size)
     return _Layer(
-        frame_of(window, pixels, out, (kernel[0], window.taps, kernel[1]), entries),
-        frame_of(first, pixels, between, (hidden, first.taps, channels)),
-        frame_of(last, (*between, hidden), out, (prod(entries), last.taps, hidden)),
+        frame_of(window, pixels, (images, *out), (kernel[0], window.taps, kernel[1]), entries),
+        frame_of(first, (images, *seen, channels), between, (hidden, first.taps, channels)),
+        frame_of(last, (*between, hidden), (images, *raw_size), (prod(entries), last.taps, hidden)),
         groups,
-        frame.light,
+        PREDICTORS.index(frame.predictor),
+        # A full M of many positions costs less in the kernel, where a diagonal one never does.
+        frame.predictor == "pooled" and frame.full and prod(out) * frame.groups > kernel[0],
         frame.eps,
         frame.factor,
     )

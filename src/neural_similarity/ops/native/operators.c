@@ -32,9 +32,21 @@ struct frame {
 struct layer {
     struct frame conv, first, last;
     int64_t groups; /* of W that are taken one after another */
-    int64_t light;  /* whether the predictor is the light one, see layer.h */
+    int64_t predictor; /* see layer.h */
+    int64_t folds;     /* whether every image has a kernel W M */
     float eps, scale;
 };
+enum { SPHERE, LIGHT, POOLED };
+
+/* The M = I of depthwise kernels, which are multiplied by one. */
+static const float ones[MOST_TAPS] = {[0 ... MOST_TAPS - 1] = 1};
+
+/* Sizes of a layer: images, positions and pixels of the batch, rows of r and h, channels, filters,
+   hidden channels, scalars; numbers of the three kernels, of h and of the work space in bytes. */
+struct sizes {
+    int64_t n, places, pixels, rows, c, o, h, s, w, w1, w2, hidden, work;
+};
+
 enum { X_LAST = 1, Y_LAST = 2, W_LAST = 4, W1_LAST = 8, W2_LAST = 16 }; /* channels are adjacent */
 
 static int64_t outputs(const struct frame *f) { return f->out[0] * f->out[1] * f->out[2]; }
@@ -198,6 +210,7 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "passes.h"
 #include "fold.h"
 #include "pointwise.h"
+#include "pooled.h"
 #include "layer.h"
 #undef T
 #undef PAIRED
@@ -210,4 +223,5 @@ INLINE void scatter(const struct frame *f, float *images, const float *m, int64_
 #include "passes.h"
 #include "fold.h"
 #include "pointwise.h"
+#include "pooled.h"
 #include "layer.h"

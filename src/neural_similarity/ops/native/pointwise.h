@@ -149,3 +149,66 @@ static int NAME(patch_factors_gradient)(const struct frame *f, const float *grad
     free(asked);
     return full;
 }
+
+/* The sums over rows, in T or in float: in float over BRIEF rows, then in double. */
+static void NAME(sum_rows)(int64_t rows, int64_t columns, const T *from, T *to, float *wide) {
+    for (int64_t c = 0; c < columns; c += LANES) {
+        double sums[LANES] = {0};
+        for (int64_t r = 0; r < rows; r += BRIEF) {
+            vector some = {0};
+            for (int64_t i = r; i < least(rows, r + BRIEF); i++)
+                some += NAME(load_some)(from + i * columns + c, columns - c);
+            for (int lane = 0; lane < LANES; lane++) sums[lane] += some[lane];
+        }
+        for (int64_t i = c; i < least(columns, c + LANES); i++)
+            if (to) to[i] = NAME(narrow)(sums[i - c]);
+            else wide[i] = sums[i - c];
+    }
+}
+
+/* r = tanh(f y + bias) of `places` rows; f is 1 where `factors` is null. */
+static void NAME(bound)(int64_t places, int64_t columns, const T *y, const float *factors,
+                        const T *bias, T *raw) {
+    for (int64_t p = 0; p < places; p++, y += columns, raw += columns)
+        for (int64_t i = 0, some; i < columns; i += LANES) {
+            some = columns - i;
+            vector v = (factors ? factors[p] : 1) * NAME(load_some)(y + i, some);
+            if (bias) v += NAME(load_some)(bias + i, some);
+            NAME(store_some)(raw + i, tanh_of(v), some);
+        }
+}
+
+/* The gradient g of what tanh made r of. */
+static void NAME(bound_gradient)(int64_t size, const T *raw, T *g) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const vector r = NAME(load_some)(raw + i, size - i);
+        NAME(store_some)(g + i, NAME(load_some)(g + i, size - i) * (1 - r * r), size - i);
+    }
+}
+
+/* h = relu(h). */
+static void NAME(rectify)(int64_t size, T *h) {
+    for (int64_t i = 0; i < size; i += LANES)
+        NAME(store_some)(h + i, relu(NAME(load_some)(h + i, size - i)), size - i);
+}
+
+/* The gradient g of what a ReLU h was made of. */
+static void NAME(rectify_gradient)(int64_t size, const T *h, T *g) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const words off = (words)(NAME(load_some)(h + i, size - i) <= 0);
+        const words all = (words)NAME(load_some)(g + i, size - i);
+        NAME(store_some)(g + i, (vector)(all & ~off), size - i);
+    }
+}
+
+/* The gradient of r by that of M = I + gain r, and gain's. */
+static int NAME(gain_gradient)(const struct sizes *z, int64_t threads, const float *of_m,
+                               const T *raw, const float *gain, T *of_raw, float *grad_gain,
+                               char *at) {
+    double *sums = share(&at, threads * z->s * sizeof(double));
+    memset(sums, 0, threads * z->s * sizeof(double));
+    const int full = NAME(gained_gradient)(z->rows, z->s, threads, of_m, raw, gain, of_raw, sums);
+    for (int64_t t = threads * z->s - 1; t >= z->s; t--) sums[t % z->s] += sums[t];
+    for (int64_t t = 0; grad_gain && t < z->s; t++) grad_gain[t] = sums[t];
+    return full;
+}
