@@ -371,7 +371,6 @@ BASELINE = "--backbone timm:resnet18 --similarity none --train baseline+head --b
     [
         ("timm", "timm:resnet18", "--backbone timm:resnet18"),
         ("torchvision", "torchvision:resnet18", "--backbone torchvision:resnet18"),
-        ("peft", "LoRA", f"{BASELINE} lora"),
         ("lycoris", "diag-OFT", f"{BASELINE} oft"),
     ],
 )
