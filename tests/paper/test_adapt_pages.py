@@ -97,7 +97,7 @@ def test_what_the_page_says_of_ways_that_train(older_map):
     text = " ".join(PAGE.split())
     told = f"the best of them, by {interval_text(lead.interval)} points (p {lead.p:.3f} after"
     ours, theirs = (cell.runs[way][0]["trained"] for way in ("full", best))
-    assert f"{told} adjustment), with {ours:,} numbers for {theirs:,}" in text
+    assert f"{told} adjustment), with {ours:,} parameters instead of {theirs:,}" in text
     assert f"In no other of the {len(older_map)} cells is M ahead of all that train." in text
     assert best_baseline(OLDER_MAP, cell, 1) == "undone"
 
@@ -145,7 +145,8 @@ def test_what_the_page_says_of_known_changes():
         for way in KNOWN_CHANGES.ways
     }
     full, undone, plain = (found["rotation-90", way] for way in ("full", "undone", "nothing"))
-    assert f"is at {score_of(full)} % at 90°, beside {score_of(undone)} % for images" in SECTION
+    corrected = f"compared with {score_of(undone)} % for images"
+    assert f"is at {score_of(full)} % at 90°, {corrected}" in SECTION
     assert f"and {score_of(plain)} % for the network as it is" in SECTION
     behind = [
         100 * (found[change, "nothing"]["accuracy"] - found[change, "full"]["accuracy"])
