@@ -73,18 +73,13 @@ def fold_kernel(
 
 def fold_by_image(weight: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
     """The kernel W M of every image, (n, *weight), for M (n, K) or (n, K, K), outside autocast."""
-    rows, matrices = weight.flatten(2), m if m.dim() > 2 else torch.diag_embed(m)
-    if native.takes_kernel(rows, matrices, dtype):
-        fold = _Fold.apply if torch.is_grad_enabled() else _fold_op
-        folded = fold(rows, matrices, dtype)
-    else:
-        kernel = rows.to(m.dtype)
-        folded = kernel * m[:, None, None] if m.dim() == 2 else kernel.flatten(0, 1) @ m
+    kernel = weight.flatten(2).to(m.dtype)
+    folded = kernel * m[:, None, None] if m.dim() == 2 else kernel.flatten(0, 1) @ m
     return folded.to(dtype).reshape(m.shape[0], *weight.shape)
 
 
 class _Fold(Function):
-    """W M in one pass, and both its gradients in another; for one M or several."""
+    """W M in one pass, and both its gradients in another."""
 
     @staticmethod
     def forward(ctx: Any, kernel: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
@@ -96,9 +91,7 @@ class _Fold(Function):
         (grad,), (kernel, m) = grad_outputs, ctx.saved_tensors
         if torch.is_grad_enabled():
             grad = grad.to(m.dtype)
-            of_kernel = grad @ m.mT.unsqueeze(-3)
-            of_m = torch.einsum("ocs,...oct->...st", kernel, grad)
-            return of_kernel.sum(0) if m.dim() > 2 else of_kernel, of_m, None
+            return grad @ m.mT, torch.einsum("ocs,oct->st", kernel, grad), None
         needs = ctx.needs_input_grad[:2]
         of_kernel, of_m = _fold_backward_op(grad, kernel, m, needs)
         return of_kernel if needs[0] else None, of_m if needs[1] else None, None

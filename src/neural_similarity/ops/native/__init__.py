@@ -223,8 +223,8 @@ def declines_native(x: Tensor, taps: int) -> str | None:
 
 
 def takes_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `fold_kernel` takes a kernel (o, c, K) and M (*n, K, K), for this type of W M."""
-    square = m.shape[-2] == m.shape[-1] == kernel.shape[-1] <= MOST_TAPS
+    """Whether `fold_kernel` takes a kernel (o, c, K) and M (K, K), for this type of W M."""
+    square = m.shape[0] == m.shape[1] == kernel.shape[-1] <= MOST_TAPS
     return (
         square
         and kernel.dtype == m.dtype == torch.float32
@@ -236,13 +236,12 @@ def takes_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> bool:
 
 
 def fold_kernel(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
-    """W M for W (o, c, K) and each M (*n, K, K), in W's memory format.
+    """W M for W (o, c, K) and M (K, K), in W's memory format.
 
     `takes_kernel` must be True.
     """
-    folded, kernel, m = empty_folded(kernel, m, dtype), _dense_kernel(kernel), m.contiguous()
-    for matrix, target in zip(_each(m, 2), _each(folded, 3), strict=True):
-        _call_on_kernel("fold", kernel, dtype, kernel, matrix, target)
+    folded, kernel = empty_folded(kernel, m, dtype), _dense_kernel(kernel)
+    _call_on_kernel("fold", kernel, dtype, kernel, m.contiguous(), folded)
     return folded
 
 
@@ -254,30 +253,19 @@ def fold_gradients(
     dense = empty_folded(kernel, m, grad.dtype)
     if grad.stride() != dense.stride():
         grad = dense.copy_(grad)
-    # Each M's fold gives W a gradient of its own; they are added up at the end.
-    parts, of_m = empty_folded(kernel, m, kernel.dtype), torch.empty_like(m)
-    operands = _each(m, 2), _each(grad, 3), _each(parts, 3), _each(of_m, 2)
-    for matrix, g, *results in zip(*operands, strict=True):
-        wanted = (result if need else None for result, need in zip(results, needs, strict=True))
-        if _call_on_kernel("fold_backward", kernel, grad.dtype, kernel, matrix, g, *wanted):
-            raise MemoryError("the compiled operators ran out of memory in fold_backward")
-    if m.dim() > 2:
-        parts = parts.flatten(0, -4).sum(0) if needs[0] else torch.empty_like(kernel)
-    return parts.view(kernel.shape), of_m
+    results = of_kernel, of_m = empty_folded(kernel, m, kernel.dtype), torch.empty_like(m)
+    wanted = (result if need else None for result, need in zip(results, needs, strict=True))
+    if _call_on_kernel("fold_backward", kernel, grad.dtype, kernel, m, grad, *wanted):
+        raise MemoryError("the compiled operators ran out of memory in fold_backward")
+    return of_kernel, of_m
 
 
-def _each(tensors: Tensor, dims: int) -> Sequence[Tensor]:
-    """Tensors of `dims` dimensions each."""
-    return tensors.flatten(0, -1 - dims).unbind() if tensors.dim() > dims else (tensors,)
-
-
-def empty_folded(kernel: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
-    """Uninitialised kernels (*n, o, c, K) for each M (*n, K, K), in the kernel's memory format."""
+def empty_folded(kernel: Tensor, _m: Tensor, dtype: torch.dtype) -> Tensor:
+    """An uninitialised kernel (o, c, K), in the kernel's memory format."""
     filters, channels, taps = kernel.shape
-    shape = *m.shape[:-2], filters
     if kernel.mT.is_contiguous() and not kernel.is_contiguous():
-        return kernel.new_empty(*shape, taps, channels, dtype=dtype).mT
-    return kernel.new_empty(*shape, channels, taps, dtype=dtype)
+        return kernel.new_empty(filters, taps, channels, dtype=dtype).mT
+    return kernel.new_empty(filters, channels, taps, dtype=dtype)
 
 
 def _dense_kernel(kernel: Tensor) -> Tensor:
