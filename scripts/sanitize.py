@@ -21,7 +21,6 @@ import torch
 
 import neural_similarity as ns
 from neural_similarity.functional import fold_kernel
-from neural_similarity.ops.kernel import fold_by_image
 from neural_similarity.ops.native import compiling
 from neural_similarity.ops.similarity import similarity_conv
 from neural_similarity.ops.window import Window
@@ -151,25 +150,17 @@ def call_convolution():
 
 
 def call_fold():
-    """W M of one M, or of one per image."""
+    """W M."""
     dims = chance.choice([1, 2, 2, 3])
     kernel = [chance.randint(1, {1: 19, 2: 8, 3: 4}[dims]) for _ in range(dims)]
     taps = torch.Size(kernel).numel()
     weight = draw_tensor(chance.choice([1, 2, 5, 33]), chance.choice([1, 3, 16, 40]), *kernel)
     dtype = chance.choice([torch.float32, torch.bfloat16])
-    if chance.random() < 0.7:
-        m = arrange_memory(torch.randn(1, *[taps] * chance.choice([1, 2])))[0]
-        compare_results(
-            lambda *tensors: fold_kernel(*tensors, dtype=dtype),
-            [weight, m.requires_grad_()],
-            fold_kernel,
-        )
-        return
-    m = draw_tensor(chance.choice([0, 1, 2, 3]), *[taps] * chance.choice([1, 2]))
+    m = arrange_memory(torch.randn(1, *[taps] * chance.choice([1, 2])))[0]
     compare_results(
-        lambda *tensors: fold_by_image(*tensors, dtype),
-        [weight, m],
-        lambda *exact: fold_by_image(*exact, torch.float64),
+        lambda *tensors: fold_kernel(*tensors, dtype=dtype),
+        [weight, m.requires_grad_()],
+        fold_kernel,
     )
 
 
