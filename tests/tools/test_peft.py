@@ -316,6 +316,14 @@ def test_words_train_what_freezing_trains_and_all_is_saved(
         assert plain.state_dict().keys() == backbone.state_dict().keys()
 
 
+@pytest.mark.parametrize("train", ["M+norm", "M+all"])
+def test_words_keep_running_statistics_as_freezing_does(backbone, x, train):
+    model = wrapped(backbone, train=train).train()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(x)
+    assert [n for n, b in model.named_buffers() if not torch.equal(b, before[n])] == []
+
+
 def test_adapters_that_train_all_switch_and_add_their_changes(backbone, x):
     model = wrapped(backbone[:1], train="M+all")
     model.add_adapter("other", config("static-diagonal", train="M+all", target_modules=["0"]))

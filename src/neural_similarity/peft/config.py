@@ -1,5 +1,6 @@
 """The configuration of a similarity as a PEFT adapter, and its place in PEFT's enum."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,12 @@ def _tuner_type(name: str) -> PeftType:
         kind._member_map_[name] = kind._value2member_map_[name] = member
         type.__setattr__(PeftType, name, member)
     return PeftType[name]
+
+
+def require_all(conditions: Mapping[str, bool]) -> None:
+    """Raise a `ValueError` with the first message whose condition does not hold."""
+    for message in (message for message, holds in conditions.items() if not holds):
+        raise ValueError(message)
 
 
 NSL = _tuner_type("NSL")

@@ -1,7 +1,7 @@
 """PEFT's tuner of similarities."""
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
@@ -26,7 +26,7 @@ from neural_similarity.conversion.where import CHECKPOINTED, COMPILED, is_wrappe
 from neural_similarity.nn import Similarity, StaticSimilarity, sharing
 from neural_similarity.nn.layer import LAYER_CLASSES, has_similarity
 from neural_similarity.nn.own_forward import computes_kernel
-from neural_similarity.peft.config import NSL, NslConfig
+from neural_similarity.peft.config import NSL, NslConfig, require_all
 from neural_similarity.peft.nsl_layer import (
     NslLayer,
     exact_pattern,
@@ -74,7 +74,7 @@ class NslModel(BaseTuner):
         with whole_or_nothing(model), sharing():
             super().inject_adapter(model, adapter_name, *args, **kwargs)
             self._copy_trained(adapter_name)
-            _hold_backbone(model)
+            self._hold_backbone(model)
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *_: Any, **kwargs: Any) -> Generator[None]:
@@ -103,7 +103,7 @@ class NslModel(BaseTuner):
         used = {*names, *self.active_adapters} - {"__base__"}  # PEFT asks heads for the active one.
         unknown = sorted(used.difference(*(layer.nsl_similarity for layer in layers)))
         refused = "Cannot pass `adapter_names` when"
-        _require({
+        require_all({
             f"{refused} the model is in training mode.": not self.training,
             f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}": not unknown,
             f"{refused} there are merged adapters, please call `unmerge_adapter` first.": (
@@ -148,7 +148,7 @@ class NslModel(BaseTuner):
         texts = {str(config.similarity) for config in configs}
         layers = nsl_layers(self.model).values()
         parts = [layer.nsl_similarity[a] for layer in layers for a in layer.adapters_here(adapters)]
-        _require({
+        require_all({
             f"`adapters` must be names of {', '.join(self.peft_config)}, one for each of "
             f"`weights`, got {list(adapters)} and {list(weights)}": (
                 0 < len({*adapters}) == len(configs) == len(weights)
@@ -183,7 +183,7 @@ class NslModel(BaseTuner):
         starts = {name: f"{name}.".removeprefix(".") for name in names}
         around = {n for n, start in starts.items() for t in targets - {n} if t.startswith(start)}
         others = names & {plain_name(name) for name in nsl_layers(self.model)} - targets
-        _require({
+        require_all({
             f"`train` must not name parameters around layers with M, got those of {around}; "
             "ns.freeze_backbone trains them": not around,
             f"`train` must not name layers in which other adapters alone have M, got {others}": (
@@ -206,6 +206,17 @@ class NslModel(BaseTuner):
                 self._replace_module(self.model, "", part, plain)
             if active:
                 part.set_adapter(adapter_name, inference_mode=bool(config.inference_mode))
+
+    def _hold_backbone(self, model: nn.Module) -> None:
+        """Let normalisation keep its statistics, except in predictors and `modules_to_save`."""
+        configs = cast(dict[str, NslConfig], self.peft_config).items()
+        copies = {f"{layer}.modules_to_save.{a}" for a, each in configs for layer in each.trained}
+        remove_norm_hooks(model)
+        hold_statistics([
+            part
+            for name, part in model.named_modules()
+            if _ADAPTERS_OWN.isdisjoint(name.split(".")) or plain_name(name) in copies
+        ])  # fmt: skip
 
     def _default_targets(self, spec: Similarity) -> list[str]:
         """What `ns.convert` converts, except layers that compute their kernel."""
@@ -313,11 +324,6 @@ class NslModel(BaseTuner):
         return super()._remove_adapter_name_from_key(key, adapter_name)
 
 
-def _require(conditions: Mapping[str, bool]) -> None:
-    for message in (message for message, holds in conditions.items() if not holds):
-        raise ValueError(message)
-
-
 @skip_init_on_device
 def _check_target(layer: nn.Module, name: str, spec: Similarity) -> None:
     """Raise a `ValueError` where a target cannot have this similarity."""
@@ -337,14 +343,6 @@ def _check_target(layer: nn.Module, name: str, spec: Similarity) -> None:
             f"`target_modules` must name layers that a similarity fits "
             f"({', '.join(kind.__name__ for kind in kinds)}), got {name!r}, which {why}"
         )
-
-
-def _hold_backbone(model: nn.Module) -> None:
-    """Let normalisation keep its statistics, except in what an adapter has of its own."""
-    remove_norm_hooks(model)
-    hold_statistics(
-        [part for name, part in model.named_modules() if _ADAPTERS_OWN.isdisjoint(name.split("."))]
-    )
 
 
 register_peft_method(
