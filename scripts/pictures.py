@@ -109,8 +109,12 @@ def draw_kernels(_: Theme) -> Figure:
 
 LABEL_PLACES = {
     "all": (-8, 8, "right"),
-    "residual": (0, 9, "center"),
-    "lora-c4": (10, -14, "left"),
+    "full-all": (8, 8, "left"),
+    "full-tsa": (8, 6, "left"),
+    "full-norm": (8, 6, "left"),
+    "tsa": (8, -8, "left"),
+    "lora-c": (10, -14, "left"),
+    "norm": (-8, -4, "right"),
     "film": (0, 9, "center"),
     "bias": (-8, -4, "right"),
     "oft": (9, -6, "left"),
@@ -118,22 +122,23 @@ LABEL_PLACES = {
     "head": (9, -2, "left"),
     answers.OURS: (10, 0, "left"),
 }
-SHORT = {"residual": "TSA", "film": "FiLM, batch norm", "bias": "BitFit", answers.OURS: "static M"}
+SHORT = {"tsa": "TSA", "norm": "batch norm", "full-norm": "M and batch norm", "bias": "BitFit"}
+SHORT |= {"full-all": "M and full", "all": "full", answers.OURS: "M, default learning rate"}
 
 
 def draw_accuracy(theme: Theme) -> Figure:
-    """Mean accuracy over the changes by the number of parameters trained."""
-    cells = answers.changed_cells()
-    means = answers.mean_accuracies()
+    """Mean accuracy over the changes by the number of parameters trained; M's at its default."""
+    cells, ours = answers.changed_cells(), answers.OURS
+    means = answers.mean_accuracies() | {ours: answers.mean_accuracies(True)[ours]}
     figure, panel = make_panel(5.6, 3.6)
-    bold = {"color": theme.ours, "weight": "bold", "va": "center"}
+    highlight = {"color": theme.ours, "weight": "bold", "va": "center"}
     for way, mean in means.items():
-        point, ours = (answers.parameters_trained(cells[0], way), mean), way == answers.OURS
-        look = {"color": theme.ours, "markersize": 10} if ours else {"color": theme.faint}
-        panel.plot(*point, "D" if ours else "o", **{"markersize": 7} | look)
+        point, bold = (answers.parameters_trained(cells[0], way), mean), way == ours
+        look = {"color": theme.ours, "markersize": 10} if bold else {"color": theme.faint}
+        panel.plot(*point, "D" if bold else "o", **{"markersize": 7} | look)
         if place := LABEL_PLACES.get(way):
             name = SHORT.get(way, answers.METHODS[way])
-            options = {"ha": place[2]} | (bold if ours else {})
+            options = {"ha": place[2]} | (highlight if bold else {})
             panel.annotate(name, point, place[:2], textcoords="offset points", **options)
     panel.set(
         xscale="log",
@@ -148,14 +153,17 @@ def draw_accuracy(theme: Theme) -> Figure:
 def draw_changes(theme: Theme) -> Figure:
     """Every change: M, full fine-tuning, all other methods that train, and the image corrected."""
     figure, panel = make_panel(5.4, 5.2)
-    cells = sorted(answers.changed_cells(), key=lambda cell: answers.accuracies(cell)[answers.OURS])
-    for y, cell in enumerate(cells):
+    default = [
+        (answers.all_accuracies(cell, True)[answers.OURS], cell) for cell in answers.changed_cells()
+    ]
+    default.sort(key=lambda pair: pair[0])
+    for y, (ours, cell) in enumerate(default):
         found = answers.accuracies(cell)
         others = [v for way, v in found.items() if way not in (answers.OURS, "all")]
         fixed = {"color": theme.faint, "linestyle": "none"}
         panel.plot(others, [y] * len(others), marker="|", markersize=11, **fixed)
         panel.plot(found["all"], y, "s", color=theme.other, markersize=7)
-        panel.plot(found[answers.OURS], y, "D", color=theme.ours, markersize=8)
+        panel.plot(ours, y, "D", color=theme.ours, markersize=8)
         whole = answers.all_accuracies(cell)
         panel.plot(whole["nothing"], y, "o", markerfacecolor="none", markeredgecolor=theme.text)
         if (place := whole.get("undone")) is not None:
@@ -169,8 +177,8 @@ def draw_changes(theme: Theme) -> Figure:
         panel.plot([], [], marker, color=colour, label=name)
     panel.plot([], [], "o", markerfacecolor="none", markeredgecolor=theme.text, label="not adapted")
     panel.plot([], [], ":", color=theme.text, label="image corrected, change known")
-    labels = [cell.cell.label.partition(",")[0] for cell in cells]
-    panel.set_yticks(range(len(cells)), labels)
+    labels = [cell.cell.label.partition(",")[0] for _, cell in default]
+    panel.set_yticks(range(len(default)), labels)
     panel.set_xlabel("accuracy on changed CIFAR-10, %, 10 labels per class")
     panel.grid(visible=True, axis="x")
     figure.legend(loc="outside lower center", ncols=2, fontsize=10)

@@ -148,7 +148,7 @@ def test_of_a_clone_on_the_path_the_clone_is_installed(monkeypatch):
     [
         ("lab", {"pillow", *EXTRA} - {"PIL"}),
         ("adapt", {"timm", "torchvision"}),
-        ("baselines", {"peft", "lycoris"}),
+        ("baselines", {"lycoris"}),
     ],
 )
 def test_an_extra_has_the_modules_that_it_is_named_for(extra, names):
@@ -172,6 +172,20 @@ assert neural_similarity.__file__.startswith({target!r})
 from neural_similarity.lab.cli import main
 sys.exit(main({words}))
 """
+
+
+@pytest.mark.long
+def test_rooms_have_what_other_packages_add():
+    done = run("""
+from neural_similarity.lab.data import load_dataset
+try:
+    load_dataset("cifar10-noise-25", "nowhere")
+except FileNotFoundError:
+    from neural_similarity.lab.train import Recipe
+    Recipe(model="cnn9_condconv")
+    print("both")
+""")
+    assert done.stdout == "both\n", done.stderr
 
 
 @pytest.mark.long

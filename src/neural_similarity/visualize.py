@@ -105,9 +105,7 @@ def plot_shapes(shapes: dict[str, Tensor], columns: int = 5) -> "Figure":
     Raises:
         ValueError: `shapes` does not map names to tensors, or `columns` is below 1.
     """
-    _check_named("shapes", shapes)
-    require_count("columns", columns)
-    figure, grid = _figure_grid(-(-len(shapes) // columns), columns, frames=True)
+    figure, grid = _layer_grid("shapes", shapes, columns, frames=True)
     for axis, (name, shape) in zip(grid.flat, shapes.items(), strict=False):
         axis.imshow(shape.reshape(-1, shape.shape[-1]).numpy(), cmap="gray", vmin=0, vmax=1)
         axis.set_title(f"{name}: {int(shape.count_nonzero())} taps", fontsize=7)
@@ -149,10 +147,8 @@ def plot_matrices(
         ValueError: `found` does not map names to matrices or `kernels` to sizes, or `columns` is
             below 1.
     """
-    _check_named("found", found)
-    require_count("columns", columns)
     _check_kernels(kernels)
-    figure, grid = _figure_grid(-(-len(found) // columns), min(columns, len(found)), 2 * _CELL)
+    figure, grid = _layer_grid("found", found, columns, 2 * _CELL)
     figure.get_layout_engine().set(wspace=0.25)  # pyright: ignore  # wider than between taps
     panels = {name: _draw_panel(m, (kernels or {}).get(name)) for name, m in found.items()}
     limit = max(1e-6, *(panel.nan_to_num().abs().max().item() for panel in panels.values()))
@@ -232,12 +228,17 @@ def plot_maps(
     return figure
 
 
-def _check_named(argument: str, tensors: object) -> None:
-    """Check that at least one name is mapped to a tensor that can be drawn."""
+def _layer_grid(
+    argument: str, tensors: object, columns: int, cell: float = _CELL, *, frames: bool = False
+) -> tuple["Figure", Any]:
+    """`_figure_grid` for tensors by name, after a check that each can be drawn."""
     if not isinstance(tensors, Mapping) or not tensors:
         raise ValueError(f"`{argument}` must map names of layers to tensors, got {tensors!r}")
     for name, tensor in tensors.items():
         _check_drawable(f"{argument}[{name!r}]", tensor)
+    require_count("columns", columns)
+    columns = min(columns, len(tensors))
+    return _figure_grid(-(-len(tensors) // columns), columns, cell, frames=frames)
 
 
 def _check_drawable(argument: str, tensor: object) -> None:

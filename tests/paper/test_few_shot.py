@@ -17,12 +17,7 @@ from neural_similarity.lab.train import RunError
 from neural_similarity.lab.train.recipe import recipe_to_json, scale_recipe
 from neural_similarity.lab.train.statistics import by_task
 from neural_similarity_paper import tables
-from neural_similarity_paper.tables import (
-    TABLES,
-    kinds,
-    make_report,
-    records,
-)
+from neural_similarity_paper.tables import TABLES, kinds, make_report, records
 from neural_similarity_paper.tables import rows as table_rows
 
 pytestmark = pytest.mark.usefixtures("tiny_table")

@@ -19,13 +19,7 @@ from neural_similarity.lab.train import RunError
 from neural_similarity.lab.train.checkpoint import weights_digest
 from neural_similarity.lab.train.run import find_checkpoint, usual_checkpoint
 from neural_similarity.nn import Diagonal, Static
-from neural_similarity_paper.tables import (
-    TABLES,
-    Scope,
-    kinds,
-    missing_lines,
-    wanted_records,
-)
+from neural_similarity_paper.tables import TABLES, Scope, kinds, missing_lines, wanted_records
 from neural_similarity_paper.tables.records import overridden_fields
 from neural_similarity_paper.tables.rows import Panel, Row, Table
 

@@ -210,10 +210,7 @@ def test_the_control_has_as_many_multiplications_as_dynamic_dns():
     ("names", "largest"),
     [
         ([name for name in names_of("cifar10") if not name.endswith(TABLE_8)], "cifar10-cnn++"),
-        (
-            [name for name in names_of("released") if "sphere" not in name],
-            "cifar10-cnn++@released",
-        ),
+        ([name for name in names_of("released") if "sphere" not in name], "cifar10-cnn++@released"),
     ],
 )
 def test_cnn_plus_plus_has_slightly_more_parameters_than_every_other_network(names, largest):

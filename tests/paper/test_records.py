@@ -60,9 +60,7 @@ def test_record_holds_the_run(tmp_path):
     assert content["checkpoint"] == {"which": "last", "step": 3, "weights": digest}
     left = ("test_correct", "test_class_accuracies", "command")
     kept = {key: value for key, value in summary.items() if key not in left}
-    assert content["summary"] == kept | {
-        "macs": macs(run.build(similarity=None), 1, 8, 8),
-    }
+    assert content["summary"] == kept | {"macs": macs(run.build(similarity=None), 1, 8, 8)}
     (record,) = read_records(tmp_path / "results", STATIC, 0.5)
     assert record.learned == content["learned"]
     network, plain = load(run), fold(load(run))

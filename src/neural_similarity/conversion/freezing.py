@@ -13,6 +13,7 @@ from neural_similarity.conversion.backbone_state import (
     mark_frozen,
     mark_trained,
     mark_unfrozen,
+    modules_outside,
 )
 from neural_similarity.conversion.where import Parts, plain_modules, plain_state, select_tensors
 from neural_similarity.nn import GlobalSimilarity, SelfAttention
@@ -80,8 +81,7 @@ def freeze_backbone(
     model.requires_grad_(False)
     for part in (*similarities, *trained.values()):
         part.requires_grad_(True)
-    inside = {part for similarity in similarities for part in similarity.modules()}
-    outside = [m for m in model.modules() if m not in inside]
+    outside = list(modules_outside(model, similarities))
     hold_statistics(outside, norms=norm == "eval")
     statistics = [] if norm == "eval" else _statistics(outside)
     for module in _spectral_norms(outside, trained=True):
@@ -173,9 +173,9 @@ def _learning_layers(layers: Mapping[str, nn.Module]) -> list[str]:
 
 
 def layers_outside(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a network, by their plain names, without those of similarities."""
-    inside = {part for similarity in similarities_of(model) for part in similarity.modules()}
-    return {name: m for name, m in plain_modules(model).items() if m not in inside}
+    """The modules with tensors of their own outside of similarities, by their plain names."""
+    outside = set(modules_outside(model, similarities_of(model)))
+    return {name: module for name, module in plain_modules(model).items() if module in outside}
 
 
 def head_name(model: nn.Module) -> str:

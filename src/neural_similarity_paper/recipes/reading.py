@@ -42,7 +42,7 @@ def read_families(path: Path) -> tuple[dict[str, Family], dict[str, str]]:
         else:
             families[name] = _defined_entries(family, known, similarities)
         known |= families[name]
-    titled = {
+    titled: dict[str, Family] = {
         name: (content[name]["title"], {key: (e.text, e.recipe) for key, e in entries.items()})
         for name, entries in families.items()
     }

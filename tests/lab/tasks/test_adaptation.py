@@ -25,7 +25,7 @@ from neural_similarity.conversion import head_name
 from neural_similarity.files import read_json
 from neural_similarity.lab import cli, data, session
 from neural_similarity.lab.data import Dataset
-from neural_similarity.lab.tasks import adaptation, backbone
+from neural_similarity.lab.tasks import backbone, classification
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapt_network
 from neural_similarity.lab.tasks.backbone import Backbone
 from neural_similarity.lab.tasks.baselines import merge_baselines
@@ -190,7 +190,7 @@ def test_a_run_near_chance_exits_with_1(
     world, tmp_path, monkeypatch, capsys, train, head, accuracy, code
 ):
     """Whatever trains, with a new head or the backbone's; where nothing trains, nothing failed."""
-    monkeypatch.setattr(adaptation, "ENOUGH_STEPS", 2)
+    monkeypatch.setattr(classification, "ENOUGH_STEPS", 2)
     scores = AdaptationTask._score_facts
     monkeypatch.setattr(
         AdaptationTask,

@@ -11,14 +11,14 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points, version
-from importlib.util import find_spec
+from importlib.metadata import version
 
 from neural_similarity import __version__
 from neural_similarity.choices import extra_needed, require_installed
 from neural_similarity.lab.cli.commands import Command, Commands, dispatch_command, print_line
-from neural_similarity.lab.cli.help_pages import COMMANDS_GROUP, print_page
+from neural_similarity.lab.cli.help_pages import print_page
 from neural_similarity.lab.errors import Interrupted, PeerDied, RunError, UsageError
+from neural_similarity.lab.plugins import installed_entries
 from neural_similarity.lab.terminal import one_line, plain_output
 
 
@@ -35,8 +35,8 @@ def _load_from_clone(name: str) -> Command:
     """A command of the paper's house, which only a clone has."""
 
     def run(args: Sequence[str]) -> int:
-        for entry in entry_points(group=COMMANDS_GROUP, name=name):
-            if find_spec(entry.value.partition(".")[0]):
+        for entry in installed_entries("commands"):
+            if entry.name == name:
                 return entry.load()(args)
         raise UsageError(
             f"nsim {name} needs a clone of the repository, installed by `uv sync` or `pip install "

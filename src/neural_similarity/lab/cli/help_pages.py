@@ -16,12 +16,11 @@ from neural_similarity.files import read_text
 from neural_similarity.lab.cli.recipes import listed_families
 
 WIDTH_OF_PAGES = 80
-COMMANDS_GROUP = "neural_similarity.commands"
 
 
 def page_path(command: str) -> Path | None:
     """Where the page of a command is, if its house is here."""
-    entries = entry_points(group=COMMANDS_GROUP, name=command)
+    entries = entry_points(group="neural_similarity.commands", name=command)
     package = next((entry.value.partition(".")[0] for entry in entries), None)
     if package is None:
         return Path(__file__).parent / "pages" / f"{command}.txt"

@@ -1,10 +1,9 @@
 """`nsim recipes`, from lists that lie beside the recipes: recipes themselves need torch.
 
-`python -m neural_similarity.lab.recipes` writes the lists; a test compares them with the recipes.
+`python -m neural_similarity.lab.cli` writes the lists; a test compares them with the recipes.
 """
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from neural_similarity.files import read_text
 from neural_similarity.lab.cli.commands import print_line, print_table, require_known_name, say_json
 from neural_similarity.lab.errors import UsageError
+from neural_similarity.lab.plugins import installed_entries
 
 COLUMNS = ("name", "data", "model", "similarity", "steps", "description")
 HELP = """usage: nsim recipes [--family NAME | --all | --json]
@@ -33,9 +33,8 @@ class ListedFamily(NamedTuple):
 
 def recipe_lists() -> list[Path]:
     """The lists of this package and of those that add recipes, if they are here."""
-    modules = [entry.value for entry in entry_points(group="neural_similarity.recipes")]
-    here = [name for name in modules if find_spec(name.partition(".")[0])]
-    specs = map(find_spec, ("neural_similarity.lab.recipes", *here))
+    added = [entry.value for entry in installed_entries("recipes")]
+    specs = map(find_spec, ("neural_similarity.lab.recipes", *added))
     return [Path(spec.origin).with_name("list.txt") for spec in specs if spec and spec.origin]
 
 

@@ -23,3 +23,6 @@ from neural_similarity.lab.data.splits import load_split as load_split
 from neural_similarity.lab.data.transforms import Augment as Augment
 from neural_similarity.lab.data.transforms import Inputs as Inputs
 from neural_similarity.lab.data.transforms import Preprocess as Preprocess
+from neural_similarity.lab.plugins import load_entries as _load_entries
+
+_load_entries("datasets")

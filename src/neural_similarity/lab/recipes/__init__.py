@@ -4,10 +4,10 @@ The laboratory has one for each kind of run. Other packages add families by the 
 `neural_similarity.recipes`, a module with `FAMILIES` and `STARTS`; the paper's does so in a clone.
 """
 
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from neural_similarity.choices import require_known
+from neural_similarity.lab.plugins import installed_entries
 from neural_similarity.lab.recipes.families import Family
 from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     STARTS: dict[str, str]
     """For each recipe that starts from another run, the recipe of that run."""
 
-GROUP = "neural_similarity.recipes"
 VARIANTS = ("paper", "released")
 SUFFIX = "@released"
 
@@ -37,13 +36,8 @@ def _gather_families() -> tuple[dict[str, Family], dict[str, str]]:
     from neural_similarity.lab.recipes.basic import FAMILIES
 
     families, starts = dict(FAMILIES), {}
-    for entry in entry_points(group=GROUP):
-        try:
-            module = entry.load()
-        except ModuleNotFoundError as error:
-            if error.name != entry.value.partition(".")[0]:
-                raise
-            continue  # The paper's, outside a clone.
+    for entry in installed_entries("recipes"):
+        module = entry.load()
         families |= module.FAMILIES
         starts |= module.STARTS
     return families, starts

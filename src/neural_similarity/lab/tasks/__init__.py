@@ -1,9 +1,8 @@
 """What runs learn: one `Task` class per kind of run, all trained by the same session."""
 
-from importlib.metadata import entry_points
-from importlib.util import find_spec
 from typing import Any
 
+from neural_similarity.lab.plugins import load_entries
 from neural_similarity.lab.tasks.adaptation import AdaptationTask
 from neural_similarity.lab.tasks.classification import ClassificationTask
 from neural_similarity.lab.tasks.few_shot.task import FewShotTask
@@ -13,10 +12,7 @@ from neural_similarity.lab.train.task import Task
 TASK_KINDS: tuple[type[Task[Any, Any]], ...] = (ClassificationTask, FewShotTask, AdaptationTask)
 """The kinds of runs, identified by the class of a recipe or the `command` of a folder."""
 
-for _group in ("networks", "datasets", "methods"):  # so that runs find them
-    for _entry in entry_points(group=f"neural_similarity.{_group}"):
-        if find_spec(_entry.value.partition(".")[0]):
-            _entry.load()
+load_entries("methods")
 
 
 def task_of(recipe: TrainingRecipe) -> type[Task[Any, Any]]:

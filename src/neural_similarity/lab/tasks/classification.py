@@ -45,6 +45,8 @@ from neural_similarity.nn import Dynamic
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 BY_CLASS = "test_class_accuracies"
 """The entry of a summary that holds the accuracy of every class."""
+ENOUGH_STEPS = 60
+"""Updates after which a network should be better than guessing."""
 SHOWN = 10
 """Classes that a text lists, the worst ones first."""
 PICTURED = 2
@@ -233,6 +235,18 @@ class ClassificationTask(Task[Run, Recipe]):
         if best := summary.get("best_checkpoint"):
             text += f"best checkpoint on held-out images: {100 * best['test_accuracy']:.2f} %\n"
         return f"{text}run folder {run.path}, pictures in {run.plots}"
+
+
+def guessing_text(accuracy: float, classes: int, tested: int, steps: int) -> str | None:
+    """That an accuracy is no surer than guessing by two standard errors, after enough updates."""
+    chance = 1 / classes
+    limit = chance + 2 * (chance * (1 - chance) / tested) ** 0.5
+    if steps < ENOUGH_STEPS or accuracy > limit:
+        return None
+    return (
+        f"the network has learned nothing: {100 * accuracy:.2f} % where guessing has "
+        f"{100 * chance:.2f} %; try a lower --lr, or more images"
+    )
 
 
 def fit_recipe(recipe: AnyRecipe, dataset: Dataset) -> AnyRecipe:

@@ -2,6 +2,8 @@ import gc
 import json
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -33,7 +35,7 @@ from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining_recipe
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method
 from neural_similarity.lab.tasks.few_shot.static import StaticTuning
-from neural_similarity.lab.tasks.few_shot.task import check_task_sizes
+from neural_similarity.lab.tasks.few_shot.task import FewShotTask, check_task_sizes
 from neural_similarity.lab.tasks.few_shot.tasks import draw_tasks
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning
 from neural_similarity.lab.train import RunError, choose_runtime, fitting, read_run
@@ -157,6 +159,18 @@ def test_training_tasks_are_functions_of_their_number():
     assert not torch.equal(still.training_task(0).support, still.training_task(1).support)
     known = preprocess(split.train.pixels).flatten(1)
     assert all((row == known).all(1).any() for row in still.training_task(0).support.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "steps", "nothing"), [(0.34, 60, True), (0.5, 60, False), (0.34, 59, False)]
+)
+def test_a_run_near_chance_on_validation_classes_has_failed(accuracy, steps, nothing):
+    recipe = replace(BY_TASKS, select_ways=3, queries=10, select_tasks=30, steps=steps, drops=())
+    run = cast(FewShotRun, SimpleNamespace(recipe=recipe))
+    summary = {"best_checkpoint": {"validation_accuracy": accuracy}}
+    told = "learned nothing: 34.00 % where guessing has 33.33 %"
+    assert (told in (FewShotTask.failure(run, summary) or "")) == nothing
+    assert FewShotTask.failure(run, {}) is None
 
 
 @pytest.mark.parametrize("method", ["proto", "fine-tuning"])

@@ -11,7 +11,7 @@ from neural_similarity.lab import data
 from neural_similarity.lab.data import ClassSplit, Images, Preprocess
 from neural_similarity.lab.data.files import ProgressCallback
 from neural_similarity.lab.errors import RunError
-from neural_similarity.lab.tasks.classification import batches_of
+from neural_similarity.lab.tasks.classification import batches_of, guessing_text
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
 from neural_similarity.lab.tasks.few_shot.evaluation import scored_texts
 from neural_similarity.lab.tasks.few_shot.method import Method
@@ -152,6 +152,15 @@ class FewShotTask(Task[FewShotRun, FewShotRecipe]):
         chosen = {"step": summary["best_checkpoint"]["step"], "growth": growth}
         recipe = retraining_recipe(run.recipe, **chosen)
         return replace(recipe, start=None if start is None else str(start)), chosen
+
+    @staticmethod
+    def failure(run: FewShotRun, summary: dict[str, Any]) -> str | None:
+        """That no step did better than guessing on validation classes, where those choose it."""
+        if "best_checkpoint" not in summary:
+            return None
+        recipe, accuracy = run.recipe, summary["best_checkpoint"]["validation_accuracy"]
+        tested = recipe.select_tasks * recipe.select_ways * recipe.queries
+        return guessing_text(accuracy, recipe.select_ways, tested, recipe.steps)
 
     scored_texts = staticmethod(scored_texts)
 
