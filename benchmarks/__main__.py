@@ -56,7 +56,7 @@ BENCHES: dict[str, tuple[Rows, Options]] = {
         Options(
             rounds=7,
             threads=(1,),
-            network=("ResNet-18", "EfficientNet-B0", "ResNet-50", "ConvNeXt-T"),
+            network=("ResNet-18", "CNN-9", "EfficientNet-B0", "ResNet-50", "ConvNeXt-T"),
         ),
     ),
     "exported": (

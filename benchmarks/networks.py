@@ -251,6 +251,7 @@ def _pair(channels: int, filters: int) -> nn.Sequential:
 
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "ResNet-18": partial(models.build, "resnet18", CLASSES),
+    "CNN-9": partial(models.cnn9, CLASSES),
     "EfficientNet-Lite0": partial(_of_timm, "tf_efficientnet_lite0"),
     "U-Net": UNet,
     "ResNet-50": partial(models.build, "resnet50", CLASSES),

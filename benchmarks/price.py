@@ -14,6 +14,7 @@ from benchmarks.compare import Entrant, compare, cpu_clock, forward_call
 from benchmarks.measure import Call, macs, python_frames
 from benchmarks.networks import (
     CLASSES,
+    CONVERTED,
     FOLDED,
     FORWARD,
     PLAIN,
@@ -31,6 +32,7 @@ CHECKED_SIZE = 32
 """Height and width of the images that networks are checked on, in float64."""
 LAYERS = (
     (8, (1, 8), "one layer of 8 channels on 1×8×8×8"),
+    (32, (1, 7), "one layer of 32 channels on 1×32×7×7"),
     (32, (8, 32), "one layer of 32 channels"),
 )
 """Channels, batch and size of single layers, and what they are called."""
@@ -55,6 +57,7 @@ PARTS = (
         for batch, size in ((1, 96), (1, 224), (8, 224))
     ),
     Part("ResNet-18", STEP, "bf16", 2, 160, ("static-full", "pooled-full")),
+    Part("CNN-9", STEP, "bf16", 256, 32, CHEAP[1:]),
     Part("ResNet-18", STEP, "bf16", 8, 160, ("static-full", "dynamic-diagonal")),
     *(
         Part("ResNet-18", what, "fp32", 8, 160, ("dynamic-diagonal", *CHEAP))
@@ -93,6 +96,7 @@ def _layer_rows(options: Options) -> Iterator[Row]:
         own = replace(options, dtype="fp32", batch=(batch,), size=(size,))
         case = replace(next(own.cases(("diagonal",))), channels=channels)
         both = [subjects.torch_layer(case), subjects.our_layer(case)]
+        both += [subjects.our_layer(case, name, CONVERTED[name]) for name in CHEAP if batch == 1]
         rows = subjects.compared_rows({"what": what}, case, both, cpu_clock(case))
         for row, one in zip(rows, both, strict=False):
             call = partial(outcome, one.module, one.inputs, trained(one.module), case.operands.grad)

@@ -143,14 +143,14 @@ def our_operator(name: str, case: Case, backend: Backend = "auto") -> Subject:
     return _operator(name, function, case, case.operands.dynamic)
 
 
-def our_layer(case: Case) -> Subject:
-    """Our layer with a dynamic similarity, in bf16 by autocast."""
-    width, similarity = case.channels, parse_similarity(f"dynamic-{case.kind}")
+def our_layer(case: Case, name: str = LAYER, text: str = "") -> Subject:
+    """Our layer with a dynamic similarity, the default or that of `text`, in bf16 by autocast."""
+    width, similarity = case.channels, parse_similarity(text or f"dynamic-{case.kind}")
     with seeded():
         module = Conv2d(width, width, KERNEL, padding=PADDING, bias=False, similarity=similarity)
         moved(module)
     return Subject(
-        name=LAYER,
+        name=name,
         module=Placed(module, case.runtime),
         inputs=(case.operands.x,),
         oracle=oracle.network,
