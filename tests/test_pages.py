@@ -148,6 +148,7 @@ def test_tables_are_what_the_records_say(page):
     text = (answers.ROOT / page).read_text("utf-8")
     assert answers.filled_page(text) == text
     assert answers.BLOCK.findall(text)
+    assert not re.search(r"^[ \t]+<!--", text, re.MULTILINE)  # would end the item of a list
 
 
 SHARES = {"full": 0.5, "norm": 0.6, "tsa": 0.9, "all": 0.8, "full-norm": 0.7, "full-all": 0.95}
