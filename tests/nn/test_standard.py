@@ -470,3 +470,10 @@ def test_parts_that_do_not_fit_are_not_one_operator(predictor, change):
         with pytest.raises((ValueError, RuntimeError)):
             layer(x)
     assert not calls
+
+
+@both_predictors
+def test_a_single_position_with_an_expanded_gradient(predictor):
+    layer, x = layer_for("full", predictor=predictor), maps(2, 4, 3, 3)
+    grad = torch.ones(1, 1, 1, 1).expand(2, 6, 1, 1)
+    assert_close(results(layer, x, grad), results(layer, x, grad.contiguous()), **EXACT)

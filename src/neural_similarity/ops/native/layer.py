@@ -59,8 +59,9 @@ def _dense(*tensors: Tensor) -> tuple[list[Tensor], int]:
     for bit, tensor in enumerate(tensors):
         whole, last = tensor, tensor.shape[2:].numel() == 1
         if not tensor.is_contiguous():
-            last |= tensor.movedim(1, -1).is_contiguous()
-            whole = tensor if last else tensor.contiguous()
+            dense_last = tensor.movedim(1, -1).is_contiguous()
+            last |= dense_last
+            whole = tensor if dense_last else tensor.contiguous()
         bits |= last << bit
         dense.append(whole)
     return dense, bits
