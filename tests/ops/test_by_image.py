@@ -40,11 +40,14 @@ def test_equals_m_at_every_position(dims, out, diagonal, groups):
     assert_close(*(torch.autograd.grad(z, given, cotangent) for z in (y, expected)))
 
 
+@pytest.mark.parametrize("diagonal", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_channels_last_images_are_convolved_one_by_one(groups):
+def test_channels_last_images_are_convolved_one_by_one(groups, n, diagonal):
     """They would have to be copied to lie side by side; the gradients are the same."""
-    given = operands(2, FOLDED, diagonal=False, groups=groups)
-    last = [given[0].detach().to(memory_format=torch.channels_last).requires_grad_(), *given[1:]]
+    given = operands(2, FOLDED, diagonal=diagonal, groups=groups, n=n)
+    to_last = {"memory_format": torch.channels_last}
+    last = [*(each.detach().to(**to_last).requires_grad_() for each in given[:2]), given[2]]
     found, expected = (similarity_conv2d(*leaves, groups=groups) for leaves in (last, given))
     assert found.is_contiguous(memory_format=torch.channels_last)
     cotangent = torch.randn_like(expected)

@@ -184,15 +184,16 @@ def convolve_by_image(given: Operands, bias: Tensor | None) -> Tensor:
     kernels = fold_by_image(weight, m.flatten(-dims - 1), x.dtype)
     geometry, convolve = (window.stride, window.padding, window.dilation), CONVOLUTIONS[dims]
     bias = None if bias is None else bias.to(x.dtype)
-    alone = isinstance(n, int) and n == groups == max(window.dilation) == 1
-    if exported and not alone:
+    single = isinstance(n, int) and n == 1
+    if exported and not (single and groups == max(window.dilation) == 1):
         y = reference.convolve_by_image(x, kernels, window, groups)
         return y if bias is None else y + bias.view(-1, *[1] * dims)
     if n > 1 and not exported and given.has_channels_last():
         parts = zip(x.split(1), kernels.unbind(), strict=True)
         y = torch.cat([convolve(image, kernel, bias, *geometry, groups) for image, kernel in parts])
     else:
-        side_by_side = x.reshape(1, -1, *x.shape[2:])
+        # Reshaped, a single image in channels-last has a batch stride that misleads torch.
+        side_by_side = x if single else x.reshape(1, -1, *x.shape[2:])
         bias = bias if bias is None else bias.repeat(n)
         y = convolve(side_by_side, kernels.flatten(0, 1), bias, *geometry, n * groups)
         y = y.view(n, -1, *y.shape[2:])
