@@ -1,1 +1,1 @@
-"""The laboratory: what reproduces the paper and trains networks."""
+"""The laboratory: trains, evaluates, adapts and exports networks on a user's data."""
