@@ -1,6 +1,6 @@
 """From a trained network to an int8 ONNX file: docs/tutorials/ship.md as a program.
 
-It adapts a small network to turned images by its similarities, exports it, and asks onnxruntime.
+It adapts a small network to rotated images by its similarities, exports it, and asks onnxruntime.
 A minute or two on a laptop; `python examples/ship.py FOLDER` writes below FOLDER, else here.
 """
 

@@ -319,11 +319,11 @@ def test_adapting_gains_and_is_compared(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names, out = shown_and_drawn("adapt", "", monkeypatch, capsys)
     bare = ns.unconvert(names["model"])
-    assert ns.max_difference(names["plain"], bare, names["turned"][:100]) > 0.1
+    assert ns.max_difference(names["plain"], bare, names["rotated"][:100]) > 0.1
     found = {
         name: float(number) for name, number in re.findall(r"^([\w, ]+): +([\d.]+) %", out, re.M)
     }
-    assert found["M, turned"] > found["turned"] + 10
+    assert found["M, rotated"] > found["rotated"] + 10
     assert out.count("\n| ") == 6
 
 
