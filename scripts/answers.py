@@ -154,8 +154,8 @@ def map_text() -> str:
     )
     return fill(
         f"A ResNet-20 gets ten labelled images per class of CIFAR-10 that it has not seen, under "
-        f"one of {len(changed_cells())} changes such as noise and rotation. Static M trains 0.6 % "
-        f"of the parameters. At default learning rates, the mean accuracy is {default[0]} % for M, "
+        f"one of {len(changed_cells())} changes. Static M trains 0.6 % of the parameters. "
+        f"At default learning rates, the mean accuracy is {default[0]} % for M, "
         f"{default[1]} % for batch normalisation and {default[2]} % for full fine-tuning; at tuned "
         f"ones it is {tuned[0]}, {tuned[1]} and {tuned[2]} %. **Added to another method**, M helps "
         f"significantly with {clear_text(1)}, and hurts with {clear_text(-1)}."
@@ -175,7 +175,8 @@ def added_text() -> str:
 
 def fill(text: str) -> str:
     """Lines as long as those of the pages."""
-    return textwrap.fill(text, 125, break_long_words=False, break_on_hyphens=False)
+    kept = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return textwrap.fill(kept, 125, break_long_words=False, break_on_hyphens=False)
 
 
 def mean_added_text(way: str) -> str:

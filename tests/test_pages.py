@@ -191,7 +191,7 @@ def test_pages_say_what_sheets_of_the_map_say(tmp_path, monkeypatch):
         answers.METHODS[way] for way in ("full-all", "tsa", "all")
     ]
     text = " ".join(answers.map_text().split())
-    assert "under one of 6 changes" in text
+    assert "under one of 6 changes." in text
     assert "at tuned ones it is 26.5, 31.5 and 41.5 %" in text
     assert "helps significantly with noise (+5.00 batch normalisation, +7.50 full" in text
     assert "hurts with noise (−30.00 TSA), rotation by 30° (−30.00 TSA)" in text
