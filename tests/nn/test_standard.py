@@ -64,8 +64,11 @@ def results(layer, x, grad):
     return y, *torch.autograd.grad(y, inputs, grad)
 
 
-def compare(layer, x, strides=True, dtype=None):
-    """The operator errs no more than twice as much as its parts, and has their memory formats."""
+def compare(layer, x, strides=True, dtype=None, slack=1e-6):
+    """The operator errs no more than twice as much as its parts, and has their memory formats.
+
+    Where few numbers are summed the parts may be exact by chance: `slack` is for these.
+    """
     grad = torch.randn_like(layer(x))
     with torch.autocast("cpu", dtype) if dtype else nullcontext():
         assert is_one(layer, x)
@@ -75,7 +78,6 @@ def compare(layer, x, strides=True, dtype=None):
             parts = results(layer, x, grad.to(dtype))
     wide = x.detach().double().requires_grad_(x.requires_grad)
     right = results(deepcopy(layer).double(), wide, grad.double())
-    slack = max(3e-6, torch.finfo(dtype or x.dtype).eps / 4)  # chance, in sums of few numbers
     for mine, other, exact in zip(found, parts, right, strict=True):
         assert (mine - exact).norm() <= 2 * (other - exact).norm() + slack * exact.norm()
         assert mine.dtype == other.dtype
@@ -104,7 +106,8 @@ def test_geometries(problem, predictor, kind):
     if problem.channels[0] == 1 and predictor == ns.Pooled():
         assert not is_one(layer, x.float())
     elif layer.groups == 1 and x.numel():
-        compare(layer, x.float().requires_grad_())
+        slack = 3e-6 if predictor == ns.Pooled() and problem.kernel_size == (1, 1) else 1e-6
+        compare(layer, x.float().requires_grad_(), slack=slack)
     else:  # of fewer channels than C takes one group at a time
         assert is_one(layer, x.float()) == (
             0 < x.numel() and problem.channels[0] == len(layer.weight)
@@ -180,7 +183,8 @@ def test_frozen_parts(trained, predictor, kind):
 @both_predictors
 def test_autocast_errs_as_little_as_the_parts(predictor, kind):
     layer = layer_for(kind, predictor=predictor)
-    compare(layer, maps(2, 4, 8, 9), strides=False, dtype=torch.bfloat16)
+    slack = 2e-3 if predictor == ns.Pooled() else 1e-6
+    compare(layer, maps(2, 4, 8, 9), strides=False, dtype=torch.bfloat16, slack=slack)
 
 
 @both_predictors
