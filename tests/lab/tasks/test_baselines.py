@@ -198,6 +198,16 @@ def test_only_what_is_new_trains(baseline):
         assert id(parameter) in before or name.startswith("0.blocks.0."), name
 
 
+def fit(network, x, y, lr, steps):
+    """Train by gradient descent with momentum what requires a gradient."""
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=lr, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(network(x), y).backward()
+        optimizer.step()
+
+
 def test_k_filter_atoms_are_static_full_m():
     """docs/reference/baselines.md: fifty steps of descent with momentum give the same kernels."""
     torch.manual_seed(0)
@@ -209,12 +219,7 @@ def test_k_filter_atoms_are_static_full_m():
     x = torch.randn(8, 3, 9, 8, dtype=torch.float64)
     y = torch.randn(8, 4, 6, 5, dtype=torch.float64)
     for network in (m, atoms):
-        trained = [p for p in network.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(trained, lr=0.02, momentum=0.9)
-        for _ in range(50):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(network(x), y).backward()
-            optimizer.step()
+        fit(network, x, y, lr=0.02, steps=50)
     ours, theirs = ns.fold(m).state_dict(), merge_baselines(atoms).state_dict()
     for name, start in plain.state_dict().items():
         if name.endswith("weight"):
@@ -428,12 +433,7 @@ def test_lora_takes_the_steps_of_peft():
         inner.data = ours.get_submodule(name).factor_a.detach().view_as(inner).clone()
     x, y = torch.randn(8, 3, 9, 9).double(), torch.randn(8, 4, 3, 3).double()
     for network in (ours, theirs):
-        trained = [p for p in network.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
-        for _ in range(10):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(network(x), y).backward()
-            optimizer.step()
+        fit(network, x, y, lr=0.1, steps=10)
     merged = theirs.merge_and_unload().state_dict()
     for name, kernel in merge_baselines(ours).state_dict().items():
         assert name.endswith("bias") or (kernel - plain.state_dict()[name]).abs().max() > 0.01
