@@ -79,9 +79,10 @@ def test_second_derivatives():
         assert error(found, right) <= TOLERANCE[torch.float32]
 
 
-def test_threads_agree():
-    given = operands((7, 5, 3, 3), "rows", "full")
-    grad = torch.randn(7, 5, 3, 3)
+@pytest.mark.parametrize("shape", [(7, 5, 3, 3), (6, 1, 5, 5), (7, 1, 5, 5), (2, 1, 3, 3)], ids=str)
+def test_threads_agree(shape):
+    given = operands(shape, "rows", "full")
+    grad = torch.randn(shape)
     single = gradients(fold_kernel(*given), given, grad)
     torch.set_num_threads(3)
     several = gradients(fold_kernel(*given), given, grad)

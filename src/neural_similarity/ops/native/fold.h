@@ -82,6 +82,11 @@ INLINE void NAME(pair_filter)(int64_t last, const float *w, const float *g, doub
     else NAME(pair_rows)(w, g, sum, channels, taps);
 }
 
+/* Depthwise filters are the channels of few filters, one for each thread: vectors go over taps. */
+#define DEPTHWISE_ROWS \
+    if (channels == 1) \
+        last = 0, channels = filters % threads ? filters : filters / threads, filters /= channels;
+
 /* M (taps, taps), or its transpose, in rows of whole vectors. */
 static void NAME(padded_matrix)(const float *m, int64_t taps, int turned, float *to) {
     const int64_t wide = pieces(taps, LANES) * LANES;
@@ -93,6 +98,7 @@ static void NAME(padded_matrix)(const float *m, int64_t taps, int turned, float 
 /* W' = W M. Returns 0. */
 int NAME(fold)(int64_t filters, int64_t channels, int64_t taps, int64_t last, int64_t threads,
                const float *weight, const float *m, T *to) {
+    DEPTHWISE_ROWS
     float rows[MOST_TAPS * (MOST_TAPS + LANES)];
     NAME(padded_matrix)(m, taps, 0, rows);
     #pragma omp parallel for num_threads(threads) schedule(static)
@@ -106,6 +112,7 @@ int NAME(fold)(int64_t filters, int64_t channels, int64_t taps, int64_t last, in
 int NAME(fold_backward)(int64_t filters, int64_t channels, int64_t taps, int64_t last,
                         int64_t threads, const float *weight, const float *m, const T *grad,
                         float *grad_weight, float *grad_m) {
+    DEPTHWISE_ROWS
     const int64_t size = channels * taps, entries = taps * taps;
     float rows[MOST_TAPS * (MOST_TAPS + LANES)];
     int full = 0;
@@ -141,3 +148,4 @@ int NAME(fold_backward)(int64_t filters, int64_t channels, int64_t taps, int64_t
     return full;
 }
 #undef BY_TAPS
+#undef DEPTHWISE_ROWS
