@@ -3,53 +3,17 @@
 import pytest
 import torch
 from moved import moved
-from problems import GEOMETRIES, PROBLEMS, ids
+from problems import GEOMETRIES
 from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
-from neural_similarity.functional import similarity_conv2d
 from neural_similarity.testing import LAYERS
 
 NAMES = ["static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"]
-STATIC, DYNAMIC = NAMES[:2], NAMES[2:]
 named = pytest.mark.parametrize("similarity", NAMES)
-everywhere = pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
-
-
-def layer_for(problem, similarity, **options):
-    c, o = problem.channels
-    return ns.Conv2d(
-        c, o, problem.kernel_size, *problem.geometry, similarity=similarity, dtype=torch.float64,
-        **options,
-    )  # fmt: skip
-
-
-def plain_of(layer):
-    return ns.unconvert(layer)
-
-
-@pytest.mark.parametrize("options", GEOMETRIES, ids=str)
-@named
-def test_padding_modes_start_as_the_plain_layer(options, similarity):
-    layer = ns.Conv2d(4, 6, (3, 5), similarity=similarity, dtype=torch.float64, **options)
-    x = torch.randn(2, 4, 9, 11, dtype=torch.float64)
-    assert_close(layer(x), plain_of(layer)(x))
-
-
-@everywhere
-@pytest.mark.parametrize("similarity", STATIC)
-def test_static_is_the_operator_with_one_matrix_everywhere(problem, similarity):
-    layer = moved(layer_for(problem, similarity))
-    x, _ = problem.operands()
-    y = layer(x)
-    m = layer.similarity.matrix()
-    dynamic = m[(None, ..., None, None)].expand(problem.batch, *m.shape, *y.shape[2:])
-    rest = layer.bias, *problem.geometry
-    expected = similarity_conv2d(x, layer.weight, dynamic, *rest, backend="reference")
-    assert_close(y, expected)
 
 
 @pytest.mark.parametrize("options", GEOMETRIES, ids=str)
@@ -67,6 +31,7 @@ def test_dynamic_with_a_constant_predictor_is_static(options, kind):
     static.load_state_dict(state)
     x = torch.randn(2, 4, 9, 11, dtype=torch.float64)
     assert_close(dynamic(x), static(x))
+    assert_close(static(x), ns.fold(static)(x))
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,9 @@ STRUCTURES = [
     ns.Unstructured(),
 ]
 NAMES = ["static-diagonal", "static-full", "dynamic-diagonal", "dynamic-full"]
-structures = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
-named = pytest.mark.parametrize("similarity", NAMES)
+BLOCKS = [ns.Unshared(structure, channels=2) for structure in (ns.Diagonal(), ns.Full())]
+SPECS = [*map(ns.Static, STRUCTURES), *map(ns.Dynamic, (ns.Diagonal(), ns.Full(), *BLOCKS))]
+every = pytest.mark.parametrize("similarity", SPECS, ids=str)
 
 
 @pytest.fixture
@@ -42,17 +43,11 @@ def attention(channels=4, *arguments, **options):
     return moved(ns.SelfAttention(channels, *arguments, **options).double())
 
 
-@structures
+@every
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_static_starts_as_the_identity(structure, dtype):
-    layer = ns.GlobalSimilarity(4, SIZE, ns.Static(structure), dtype=dtype)
+def test_it_starts_as_the_identity(similarity, dtype):
+    layer = ns.GlobalSimilarity(4, SIZE, similarity, dtype=dtype)
     x = torch.randn(3, 4, *SIZE, dtype=dtype)
-    assert torch.equal(layer(x), x)
-
-
-@pytest.mark.parametrize("similarity", NAMES[2:])
-def test_dynamic_starts_as_the_identity(similarity, x):
-    layer = ns.GlobalSimilarity(4, SIZE, similarity).double()
     assert torch.equal(layer(x), x)
 
 
@@ -98,40 +93,25 @@ def test_a_spatial_transformer_is_a_dynamic_global_similarity(x):
     assert_close(found, expected)
 
 
-@structures
-def test_static_is_its_matrix_on_the_flattened_map(structure, x):
-    layer = moved(ns.GlobalSimilarity(4, SIZE, ns.Static(structure))).double()
-    m = layer.similarity.full_matrix()
-    if not isinstance(structure, ns.Unstructured):
-        blocks = m if m.dim() == 3 else m[None]
-        assert blocks.shape[1:] == (POSITIONS, POSITIONS)
-        # Eq. 9: c blocks, one for every channel, all the same where they are shared.
-        m = torch.block_diag(*blocks.repeat_interleave(4 // len(blocks), 0))
-    expected = (m @ x.flatten(1).T).T.view(x.shape)
-    assert_close(layer(x), expected)
-
-
-@pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
-def test_predicted_blocks_of_channels(structure, x):
-    spec = ns.Dynamic(ns.Unshared(structure, channels=2))
-    layer = moved(ns.GlobalSimilarity(4, SIZE, spec)).double()
-    m = layer.matrix(x)
-    halves = zip(x.split(2, 1), m.unbind(1), strict=True)
-    expected = torch.cat([global_similarity(half, each) for half, each in halves], 1)
-    assert_close(layer(x), expected)
-    assert_close(layer(x[0]), expected[0])
-
-
-@pytest.mark.parametrize("similarity", NAMES[2:])
-def test_dynamic_is_one_matrix_an_image(similarity, x):
+@every
+def test_static_is_its_matrix_on_the_flattened_map_and_dynamic_one_for_an_image(similarity, x):
+    """Eq. 9: c blocks, one for every channel, all the same where they are shared."""
     layer = moved(ns.GlobalSimilarity(4, SIZE, similarity)).double()
-    matrices = layer.matrix(x)
-    for image, m, y in zip(x, matrices, layer(x), strict=True):
-        m = m[..., 0, 0]
-        m = torch.diag(m) if m.dim() == 1 else m
-        assert_close(y, (image.flatten(1) @ m.T).view(image.shape))
-    assert not torch.allclose(matrices[0], matrices[1])
-    assert_close(global_similarity(x[0], matrices[0]), layer(x)[0])
+    matrices, y = layer.matrix(x), layer(x)
+    dynamic = isinstance(similarity, ns.Dynamic)
+    for i, image in enumerate(x):
+        m = matrices[i] if dynamic else matrices
+        alone = global_similarity(image, m, blocks=layer.similarity.structure.blocks)
+        for other in (alone, layer(image)):
+            assert_close(other, y[i])
+        m = m[..., 0, 0] if dynamic else m
+        if not isinstance(similarity.structure, ns.Unstructured):
+            blocked = isinstance(similarity.structure, ns.Unshared)
+            m = m if m.shape[-2:] == (POSITIONS, POSITIONS) else torch.diag_embed(m)
+            blocks = m if blocked else m[None]
+            m = torch.block_diag(*blocks.repeat_interleave(4 // len(blocks), 0))
+        assert_close(y[i].flatten(), m @ image.flatten())
+    assert not (dynamic and torch.allclose(matrices[0], matrices[1]))
     assert "4, (3, 4)" in repr(layer)
 
 
@@ -143,16 +123,7 @@ def test_a_window_as_large_as_the_map(x):
     assert_close(F.conv2d(layer(x), weight), expected)
 
 
-def test_on_a_single_position_global_and_local_agree():
-    """App. B: they are the same where the map has one position only."""
-    layer = moved(ns.GlobalSimilarity(1, (1, 1), "static-full")).double()
-    local = ns.Conv2d(1, 3, 1, similarity="static-full").double()
-    local.similarity.raw.data.copy_(layer.similarity.raw)
-    x = torch.randn(2, 1, 1, 1, dtype=torch.float64)
-    assert_close(F.conv2d(layer(x), local.weight, local.bias), local(x))
-
-
-@named
+@pytest.mark.parametrize("similarity", NAMES)
 def test_m_stays_in_float32_under_autocast(similarity):
     layer = moved(ns.GlobalSimilarity(4, SIZE, similarity))
     x = torch.randn(3, 4, *SIZE)
@@ -183,26 +154,20 @@ def test_low_precision_rounds_the_map_once(kind):
 
 @pytest.mark.parametrize("normalize", ["softmax", "none"])
 @pytest.mark.parametrize("fused", [True, False])
-def test_attention_is_the_softmax_of_two_convolutions(normalize, fused, x):
-    layer = attention(inner_channels=2, normalize=normalize, fused=fused)
+@pytest.mark.parametrize("value_channels", [None, 3])
+def test_attention_is_the_softmax_of_two_convolutions(normalize, fused, value_channels, x):
+    layer = attention(4, 2, value_channels, normalize=normalize, fused=fused)
     kernels = [m.weight[..., 0, 0] for m in (layer.query, layer.key, layer.value)]
     g1, g2, values = (kernel @ x.flatten(2) for kernel in kernels)
     m = torch.einsum("ncp,ncq->npq", g1, g2)
     if normalize == "softmax":
         m = m.exp() / m.exp().sum(2, keepdim=True)
     assert_close(layer.matrix(x), m)
-    expected = x + layer.gain * torch.einsum("npq,ncq->ncp", m, values).view(x.shape)
-    assert_close(layer(x), expected)
+    attended = torch.einsum("npq,ncq->ncp", m, values).unflatten(2, SIZE)
+    if value_channels:
+        attended = F.conv2d(attended, layer.output.weight)
+    assert_close(layer(x), x + layer.gain * attended)
     assert_close(layer(x[1]), layer(x)[1])
-
-
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("normalize", ["softmax", "none"])
-def test_narrow_values_have_an_output_convolution(fused, normalize, x):
-    layer = attention(4, 2, 3, fused=fused, normalize=normalize)
-    assert layer.output.weight.shape == (4, 3, 1, 1)
-    attended = global_attention(layer.query(x), layer.key(x), layer.value(x), normalize=normalize)
-    assert_close(layer(x), x + layer.gain * F.conv2d(attended, layer.output.weight))
 
 
 def test_attention_starts_as_the_identity_and_learns():

@@ -1,6 +1,7 @@
 """Predictors against their formulas, written out with torch's functions."""
 
 import re
+from dataclasses import fields, replace
 from math import nan, pi, tanh
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity.nn import Geometry
+from neural_similarity.nn.text import PREDICTORS
 
 SIZE = (2, 3)
 FRAME = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}
@@ -110,19 +112,25 @@ def test_patches_of_norm_1_start_as_the_same_function_and_learn_slower():
     assert_close(speed["rms"], 4 * 2 * 3 * speed["input"])
 
 
-@pytest.mark.parametrize("bound", ["tanh", "sigmoid", "normalize", None])
+BOUNDS = ["tanh", "sigmoid", "normalize", None]
+bounds = pytest.mark.parametrize("bound", BOUNDS)
+
+
+def bounded(raw, bound):
+    """The values (n, scalars, ...) that a predictor with a bound outputs."""
+    lengths = raw.square().sum(1, keepdim=True).sqrt()
+    values = {"tanh": raw.tanh(), "sigmoid": 1 / (1 + (-raw).exp()), "normalize": raw / lengths}
+    return values.get(bound, raw)
+
+
+@bounds
 def test_cnn(bound):
     net = predictor_of(ns.CNN(hidden=5, bound=bound))
     net.last.bias.data.normal_()
     x = 10 * input_of()
     hidden = F.conv2d(x, net.patch.weight, None, **FRAME).relu()
     raw = F.conv2d(hidden, net.last.weight, net.last.bias, padding=1)
-    lengths = raw.square().sum(1, keepdim=True).sqrt()
-    sigmoid = 1 / (1 + (-raw).exp())
-    bounded = {"tanh": raw.tanh(), "sigmoid": sigmoid, "normalize": raw / lengths, None: raw}
-    assert_close(net(x), bounded[bound])
-    assert (net(x).abs().max() <= 1) == (bound is not None)
-    assert (net(x).min() >= 0) == (bound == "sigmoid")
+    assert_close(net(x), bounded(raw, bound))
 
 
 @pytest.mark.parametrize("every", [2, 3])
@@ -190,49 +198,37 @@ def test_per_image_predictions_are_one_an_image():
     assert (raw[0] - raw[1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("bound", ["tanh", "sigmoid", "normalize", None])
+@bounds
 def test_pooled_predictions_are_two_linear_layers_of_averages(bound):
-    net, x = predictor_of(ns.Pooled(hidden=5, bound=bound), 7), input_of()
-    averages = torch.stack([image.sum((1, 2)) / image[0].numel() for image in x])
-    averages /= averages.square().mean(1, keepdim=True).sqrt()
-    hidden = (averages @ net.first.weight.T + net.first.bias).clamp(min=0)
-    raw = hidden @ net.last.weight.T + net.last.bias
-    lengths = raw.square().sum(1, keepdim=True).sqrt()
-    bounded = {"tanh": raw.tanh(), "sigmoid": 1 / (1 + (-raw).exp()), "normalize": raw / lengths}
-    assert_close(net(x), bounded.get(bound, raw)[..., None, None])
+    """Of a single channel they see the deviation too, of a linear layer all features."""
+    spec, x, features = ns.Pooled(hidden=5, bound=bound), input_of() + 0.3, input_of(1, 7)[:, 0]
+    single = x[:, :1].flatten(1)
+    layer = ns.Linear(7, 5, similarity=ns.Dynamic(predictor=spec)).double()
+    for net, given, a in (
+        (predictor_of(spec, 7), x, x.mean((2, 3))),
+        (
+            predictor_of(spec, 7, replace(GEOMETRY, in_channels=1)),
+            x[:, :1],
+            torch.stack([single.mean(1), single.std(1, correction=0)], 1),
+        ),
+        (layer.similarity.predictor, features, features[:, 0]),
+    ):
+        direction = a / a.square().mean(1, keepdim=True).sqrt()
+        hidden = (direction @ net.first.weight.T + net.first.bias).clamp(min=0)
+        raw = hidden @ net.last.weight.T + net.last.bias
+        assert_close(net(given).flatten(1), bounded(raw, bound))
 
 
-@pytest.mark.parametrize("bound", ["tanh", None])
+@bounds
 def test_light_predictions_are_a_small_convolution_over_normalised_patches(bound):
     net, x = predictor_of(ns.Light(reduction=2, bound=bound)), input_of()
     hidden = torch.einsum("oc,nchw->nohw", net.first.weight.flatten(1), x).clamp(min=0)
     patches = F.unfold(hidden, SIZE, FRAME["dilation"], FRAME["padding"], FRAME["stride"])
     lengths = (patches.square().sum(1, keepdim=True) + EPS).sqrt() / patches.shape[1] ** 0.5
     raw = net.last.weight.flatten(1) @ (patches / lengths) + net.last.bias[:, None]
-    right = raw.tanh() if bound else raw
-    assert_close(net(x).flatten(2), right)
+    assert_close(net(x).flatten(2), bounded(raw, bound))
     assert net.first.weight.shape == (8, 4, 1, 1)
-    assert ns.Light(reduction=2)(Geometry(64, 6, SIZE, *FRAME.values()), 6).first.out_channels == 32
-
-
-def pooled_of(net, a):
-    """The formula of `Pooled` for a of every image."""
-    direction = a / a.square().mean(1, keepdim=True).sqrt()
-    hidden = (direction @ net.first.weight.T + net.first.bias).clamp(min=0)
-    return (hidden @ net.last.weight.T + net.last.bias).tanh()
-
-
-def test_pooled_predictions_of_one_channel_see_its_deviation_too():
-    net, x = predictor_of(ns.Pooled(hidden=5), 7, Geometry(1, 6, SIZE, *FRAME.values())), input_of()
-    x = x[:, :1] + 0.3
-    a = torch.stack([x.mean((1, 2, 3)), x.std((1, 2, 3), correction=0)], 1)
-    assert_close(net(x)[..., 0, 0], pooled_of(net, a))
-
-
-def test_pooled_predictions_of_linear_layers_see_all_features():
-    layer = ns.Linear(7, 5, similarity=ns.Dynamic(predictor=ns.Pooled(hidden=5))).double()
-    net, x = layer.similarity.predictor, torch.randn(3, 7, dtype=torch.float64)
-    assert_close(net(x[:, None])[..., 0], pooled_of(net, x))
+    assert ns.Light(reduction=2)(replace(GEOMETRY, in_channels=64), 6).first.out_channels == 32
 
 
 @pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])
@@ -304,47 +300,34 @@ test_what_a_predictor_must_take_and_output = refusals(
 )
 
 
-COUNT, FLAG, POSITIVE = "an integer of at least 1", "True or False", "positive"
-NUMBERS = "a tuple of two numbers"
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "wanted"),
-    [
-        (ns.SphereNet, {"resolution": 0}, COUNT),
-        (ns.SphereNet, {"hidden": 0}, COUNT),
-        (ns.SphereNet, {"hidden": 3.5}, COUNT),
-        (ns.CNN, {"hidden": 0}, COUNT),
-        (ns.Pooled, {"hidden": 0}, COUNT),
-        (ns.Light, {"reduction": 0}, COUNT),
-        (ns.Shared, {"channels": 0}, COUNT),
-        (ns.Shared, {"hidden": 0}, COUNT),
-        (ns.SphereNet, {"batch_norm": "no"}, FLAG),
-        (ns.SphereNet, {"per_image": 1}, FLAG),
-        (ns.Shared, {"batch_norm": 0}, FLAG),
-        (ns.Shared, {"share_adaptation": 1}, FLAG),
-        (ns.SphereNet, {"eps": 0}, POSITIVE),
-        (ns.SphereNet, {"batch_norm_eps": 0}, POSITIVE),
-        (ns.SphereNet, {"k": 0}, POSITIVE),
-        (ns.SphereNet, {"scales": (1,)}, NUMBERS),
-        (ns.SphereNet, {"scales": ("1", 2)}, NUMBERS),
-        (ns.SphereNet, {"scales": (nan, 1)}, NUMBERS),
-        (ns.SphereNet, {"scales": 0.1}, NUMBERS),
-        (ns.CNN, {"last_kernel_size": 2}, "1 or 3"),
-        (ns.CNN, {"bound": "relu"}, '"tanh", "sigmoid", "normalize" or None'),
-        (ns.Light, {"bound": "relu"}, '"tanh", "sigmoid", "normalize" or None'),
-        (ns.Pooled, {"bound": "relu"}, '"tanh", "sigmoid", "normalize" or None'),
-        (ns.SphereNet, {"angle": "sine"}, "one of cosine, linear, sigmoid"),
-        (ns.SphereNet, {"normalize": "none"}, "one of rms, input, both"),
-        (ns.SphereNet, {"normalize": "rms", "angle": "linear"}, "\"both\" for `angle` 'linear'"),
-        (ns.SphereNet, {"bounded": True, "batch_norm": True}, "False with `batch_norm`"),
-    ],
+WRONG = {
+    "tuple": ("a tuple of two numbers", [(1,), ("1", 2), (nan, 1), 0.1]),
+    "Literal": ('(one of|"tanh", "sigmoid", "normalize" or None)', ["other"]),
+    "int": ("(an integer of at least 1|1 or 3)", [0, 3.5]),
+    "bool": ("True or False", ["no", 1]),
+    "float": ("positive", [0]),
+}
+"""What a field must be, by its type, and values that are something else."""
+test_errors = refusals(
+    *(
+        (
+            kind,
+            {field.name: value},
+            rf"`{field.name}` must be {wanted}.* got {re.escape(repr(value))}",
+        )
+        for kind in PREDICTORS
+        for field in fields(kind)
+        for wanted, values in [next(w for name, w in WRONG.items() if name in str(field.type))]
+        for value in values
+    ),
+    (
+        ns.SphereNet,
+        {"normalize": "rms", "angle": "linear"},
+        "must be \"both\" for `angle` 'linear'",
+    ),
+    (ns.SphereNet, {"bounded": True, "batch_norm": True}, "`bounded` must be False with `batch_n"),
+    call=lambda kind, options: kind(**options),
 )
-def test_errors(kind, options, wanted):
-    (name, value), *_ = options.items()
-    with pytest.raises(ValueError, match=re.escape(f"`{name}` must be {wanted}")) as error:
-        kind(**options)
-    assert f"got {value!r}" in str(error.value)
 
 
 @pytest.mark.parametrize("normalize", ["rms", "input"])

@@ -8,14 +8,13 @@ import torch
 import torchvision
 from refusals import refusals
 from torch import nn
-from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 import neural_similarity as ns
 
 
 def test_the_rate_is_a_fifth_of_the_limit_where_all_classes_are_as_likely():
-    """Gradient descent at 4.75 times the rate stays, at 5.5 times it leaves the minimum."""
+    """Of 2·(1 + momentum)/λ for λ the largest curvature: it is the same whatever the width."""
     torch.manual_seed(0)
     layer = ns.freeze_backbone(ns.Conv2d(3, 4, 3, similarity="static-full").double())
     x = 1 + torch.randn(5, 3, 6, 6).double()
@@ -30,59 +29,6 @@ def test_the_rate_is_a_fifth_of_the_limit_where_all_classes_are_as_likely():
     matrix = (j.mT @ outer @ j).mean(0)
     largest = torch.linalg.eigvalsh(matrix)[-1].item()
     assert group["lr"] == pytest.approx(0.2 * 2 * 1.9 / largest, rel=0.01)
-    start = torch.randn(81, generator=torch.Generator().manual_seed(0)).double()
-    ends = []
-    for times in (4.75, 5.5):
-        m = start.clone().requires_grad_()
-        optimizer = torch.optim.SGD([m], lr=times * group["lr"], momentum=0.9)
-        for _ in range(1_000):
-            optimizer.zero_grad()
-            (m @ matrix @ m / 2).backward()
-            optimizer.step()
-        ends.append(m.detach().abs().max().item())
-    assert ends[0] < 100
-    assert not ends[1] < 1e6
-
-
-class Summed(nn.Module):
-    """The sum of all filters of a static layer, `copies` times the same ones."""
-
-    def __init__(self, copies):
-        super().__init__()
-        torch.manual_seed(0)
-        narrow = nn.Conv2d(3, 4, 3)
-        wide = nn.Conv2d(3, 4 * copies, 3)
-        with torch.no_grad():
-            wide.weight.copy_(narrow.weight.repeat(copies, 1, 1, 1))
-            wide.bias.copy_(narrow.bias.repeat(copies))
-        self.layer = ns.convert(nn.Sequential(wide), "static-full")
-
-    def forward(self, x):
-        """Two classes: the sum of all filters, and nothing."""
-        total = self.layer(x).sum(1, keepdim=True)
-        return torch.cat([total, torch.zeros_like(total)], 1)
-
-
-def first_step(copies, automatic):
-    """The change of M in a step, of a network `copies` times as wide as another."""
-    network = ns.freeze_backbone(Summed(copies).double())
-    torch.manual_seed(1)
-    x, y = torch.randn(6, 3, 5, 5).double(), copies * torch.randn(6, 2, 3, 3).double()
-    logits = partial(network, x) if automatic else None
-    (group,) = ns.parameter_groups(network, weight_decay=0.0, logits=logits)
-    optimizer = torch.optim.SGD([group], lr=0.01, momentum=0.9)
-    mse_loss(network(x), y).backward()
-    optimizer.step()
-    kernel = ns.fold(network).layer[0].weight
-    plain = Summed(copies).double().layer[0].weight
-    return ((kernel - plain).norm() / plain.norm()).item()
-
-
-def test_the_steps_effect_on_the_folded_kernel_does_not_depend_on_width():
-    narrow, wide = first_step(1, True), first_step(8, True)
-    assert narrow > 1e-3
-    assert wide == pytest.approx(narrow, rel=1e-6)
-    assert first_step(8, False) == pytest.approx(64 * first_step(1, False), rel=1e-6)
 
 
 def test_every_group_has_the_rate_and_what_has_no_gradient_is_left():
@@ -98,18 +44,6 @@ def test_every_group_has_the_rate_and_what_has_no_gradient_is_left():
     assert len(groups) > 1
     assert len(rates) == 1
     torch.optim.SGD(groups).step()
-
-
-def test_the_rate_knows_no_labels_and_no_loss():
-    """Outputs that are right by any margin leave it as it is."""
-    torch.manual_seed(0)
-    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)
-    rates = []
-    for shift in (0.0, 50.0):
-        layer.bias.data[0] = shift
-        (group,) = ns.parameter_groups(layer, weight_decay=0.0, logits=partial(layer, x))
-        rates.append(group["lr"])
-    assert rates[0] == pytest.approx(rates[1])
 
 
 class Gate(nn.Module):

@@ -80,33 +80,13 @@ def by_hand(layer, x, hx, matrices):
 
 @everywhere
 @pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
-def test_static_products_have_one_matrix_each(structure, options):
-    layer = moved(lstm(ns.Static(structure), **options))
-    x, hx = batch_sequence(options), state(layer.num_layers, 2)
-    expected = by_hand(layer, x, hx, lambda name, _: layer.similarity[name].full_matrix())
-    assert_close(layer(x, hx), expected)
-    folded = layer.fuse()
-    assert type(folded) is nn.LSTM
-    assert_close(folded(x, hx), expected)
-    last = -1 if options.get("bias") is False else -3
-    weight = getattr(folded, f"weight_hh_l{layer.num_layers - 1}")
-    assert torch.equal(weight, folded._flat_weights[last])
-
-
-@everywhere
-@pytest.mark.parametrize("structure", [ns.Diagonal(), ns.Full()], ids=str)
 def test_dynamic_products_have_a_matrix_for_every_input(structure, options):
     layer = moved(lstm(ns.Dynamic(structure, ns.SphereNet(hidden=3)), **options))
     x, hx = batch_sequence(options), state(layer.num_layers, 2)
 
     def matrix(name, row):
-        part = layer.similarity[name]
-        net = part.predictor
-        mean_square = (row.square().sum() + 1e-4) / len(row)
-        hidden = (net.patch.weight[:, 0] @ row / mean_square.sqrt()).relu()
-        raw = (net.last.weight[..., 0] @ hidden + net.last.bias) * part.gain
-        m = torch.diag(raw) if isinstance(structure, ns.Diagonal) else raw.view(len(row), -1)
-        return torch.eye(len(row), dtype=row.dtype) + m
+        m = layer.similarity[name].matrix(row.view(1, 1, -1))[0, ..., 0]
+        return torch.diag(m) if m.dim() == 1 else m
 
     assert_close(layer(x, hx), by_hand(layer, x, hx, matrix))
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import neural_similarity as ns
 from neural_similarity import testing
 from neural_similarity.conversion.planning import starts_at_identity
-from neural_similarity.nn import Geometry, format_similarity, parse_similarity
+from neural_similarity.nn import Geometry
 
 GEOMETRY = Geometry(4, 6, (2, 3), (1, 1), (1, 1), (1, 1))
 TAPS = GEOMETRY.taps
@@ -71,7 +71,6 @@ def test_the_real_mask_has_a_rate_of_its_own():
 def test_masked_layers_learn_their_shape_without_decay():
     spec = ns.Dynamic(ns.Masked(ns.Diagonal()))
     layer = ns.Conv2d(4, 6, 3, similarity=spec)
-    assert parse_similarity(format_similarity(spec)) == spec
     groups = {g["name"]: g["params"] for g in ns.parameter_groups(layer, weight_decay=0.1)}
     assert [tuple(p.shape) for p in groups["undecayed"]] == [(9,), (9,)]
     layer(torch.randn(2, 4, 6, 6)).square().sum().backward()
@@ -122,19 +121,15 @@ def test_every_entry_takes_the_gradient_of_m(spec):
     assert torch.equal(gradient, direction.flatten(1, 2))
 
 
-def test_a_predicted_selection_gathers_the_patch():
-    """Every kernel tap sees the patch tap with the highest predicted score at that position."""
-    spec = ns.Dynamic(ns.Select(), ns.SphereNet(hidden=8), init="released")
-    layer = ns.Conv2d(3, 4, (2, 3), padding=1, similarity=spec).double()
-    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    raw = layer.similarity.predictor(x).flatten(2)
-    scores = raw.unflatten(1, (TAPS, TAPS)) + torch.eye(TAPS, dtype=torch.float64)[..., None]
-    chosen = scores.argmax(2)
-    assert len(chosen.unique()) > 2
-    patches = F.unfold(x, (2, 3), padding=1).unflatten(1, (3, TAPS))
-    seen = patches.gather(2, chosen[:, None].expand(-1, 3, -1, -1))
-    y = torch.einsum("oct,nctl->nol", layer.weight.flatten(2), seen) + layer.bias[:, None]
-    assert_close(layer(x).flatten(2), y)
+@pytest.mark.parametrize("positions", [(), (2, 3)])
+def test_a_selection_has_one_entry_in_every_row_and_a_shift_one_in_all(positions):
+    """At the highest score: of those of the row, which start at I, or of all."""
+    raw = torch.randn(2, TAPS, TAPS, *positions, dtype=torch.float64)
+    scores = raw + torch.eye(TAPS, dtype=raw.dtype).view(TAPS, TAPS, *[1] * len(positions))
+    m = ns.Select().build(GEOMETRY)(raw.flatten(1, 2))
+    assert torch.equal(m, F.one_hot(scores.argmax(2), TAPS).movedim(-1, 2).double())
+    m = ns.Shift().build(GEOMETRY)(raw.flatten(1, 2)).flatten(1, 2)
+    assert torch.equal(m, F.one_hot(raw.flatten(1, 2).argmax(1), TAPS**2).movedim(-1, 1).double())
 
 
 def test_shifts_of_channels_start_at_different_taps():
@@ -147,50 +142,39 @@ def test_shifts_of_channels_start_at_different_taps():
     assert starts_at_identity(ns.Static(ns.Shift()), single)
 
 
-def shifted_by_hand(x, taps, size, padding):
-    """Channel c of x (n, c, h, w) moved so that position (i, j) holds what tap `taps[c]` saw."""
-    padded = F.pad(x, [padding] * 4)
-    height, width = (s + 2 * padding - k + 1 for s, k in zip(x.shape[2:], size, strict=True))
-    rows = [divmod(tap, size[1]) for tap in taps]
-    moved = [padded[:, c, i : i + height, j : j + width] for c, (i, j) in enumerate(rows)]
-    return torch.stack(moved, 1)
-
-
 @pytest.mark.parametrize(("size", "padding"), [((3, 3), 1), ((2, 3), 2), ((3, 1), 0)])
-def test_unshared_shifts_are_a_hand_written_shift_and_a_point_convolution(size, padding):
+def test_unshared_shifts_are_a_shift_of_channels_and_a_point_convolution(size, padding):
+    """Every channel moves so that a position holds what one tap of its window sees."""
     spec = ns.Static(ns.Unshared(ns.Shift(), channels="each"))
     layer = ns.Conv2d(5, 4, size, padding=padding, similarity=spec, dtype=torch.float64)
     layer.similarity.raw.data.normal_()
     x = torch.randn(2, 5, 6, 7, dtype=torch.float64)
-    k = size[0] * size[1]
-    pairs = [divmod(scores.argmax().item(), k) for scores in layer.similarity.raw.view(5, -1)]
-    point = torch.stack([layer.weight.flatten(2)[:, c, p] for c, (p, _) in enumerate(pairs)], 1)
-    moved = shifted_by_hand(x, [q for _, q in pairs], size, padding)
-    assert_close(layer(x), F.conv2d(moved, point[..., None, None], layer.bias))
+    taps, channels = size[0] * size[1], torch.arange(5)
+    highest = layer.similarity.raw.view(5, -1).argmax(1)
+    point = layer.weight.flatten(2)[:, channels, highest // taps]
+    patches = F.unfold(x, size, padding=padding).unflatten(1, (5, taps))
+    y = point @ patches[:, channels, highest % taps] + layer.bias[:, None]
+    assert_close(layer(x).flatten(2), y)
 
 
-@pytest.mark.parametrize("rate", [1, 2, (1, 2), (2, 1), (4, 2)])
-def test_dilation_is_the_convolution_of_the_kept_taps_at_that_rate(rate):
-    layer = ns.Conv2d(
-        4, 6, (5, 3), padding=(3, 1), stride=(2, 1), groups=2, dtype=torch.float64,
-        similarity=ns.Static(ns.Dilation(rate=rate)),
-    )  # fmt: skip
-    r, s = (rate, rate) if isinstance(rate, int) else rate
-    x = torch.randn(2, 4, 9, 8, dtype=torch.float64)
-    kept = layer.weight[..., ::r, ::s]
-    assert_close(layer(x), F.conv2d(x, kept, layer.bias, (2, 1), (3, 1), (r, s), 2))
-    assert_close(layer.fuse()(x), layer(x))
-
-
-def test_dilation_masks_the_rows_of_its_structure():
-    layer = ns.Conv2d(2, 3, 3, similarity=ns.Static(ns.Dilation(ns.Full())), dtype=torch.float64)
-    layer.similarity.raw.data.normal_()
-    kept = torch.tensor([1, 0, 1, 0, 0, 0, 1, 0, 1], dtype=torch.float64)
-    r = torch.eye(9, dtype=torch.float64) + layer.similarity.raw.view(9, 9)
-    assert_close(layer.similarity.matrix(), kept[:, None] * r)
-    assert not [key for key in layer.state_dict() if "pattern" in key]
-    assert not starts_at_identity(ns.Static(ns.Dilation()), layer.geometry())
-    assert starts_at_identity(ns.Static(ns.Dilation(rate=1)), layer.geometry())
+@pytest.mark.parametrize(
+    ("size", "rate"),
+    [((5, 3), 1), ((5, 3), 2), ((5, 3), (1, 2)), ((5, 3), (4, 1)), ((3,), 2), ((3, 3, 5), 2)],
+    ids=str,
+)
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
+def test_dilation_keeps_every_so_many_rows_of_its_structure(size, rate, inner):
+    ones = [1] * len(size)
+    geometry, spec = Geometry(4, 6, size, ones, ones, ones), ns.Dilation(inner, rate=rate)
+    rates = (rate,) * len(size) if isinstance(rate, int) else rate
+    kept = torch.zeros(size, dtype=torch.float64)
+    kept[tuple(slice(None, None, step) for step in rates)] = 1
+    module, r = spec.build(geometry), inner.build(geometry)
+    raw = torch.randn(2, r.scalars, 3, dtype=torch.float64)
+    rows = r(raw)
+    assert torch.equal(module(raw), kept.view(-1, *[1] * (rows.dim() - 2)) * rows)
+    assert starts_at_identity(ns.Static(spec), geometry) == bool(kept.all())
+    assert not module.state_dict()
 
 
 @pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
@@ -203,15 +187,6 @@ def test_dilation_survives_the_meta_device(inner):
     twin.to_empty(device="cpu").load_state_dict(layer.state_dict())
     x = torch.randn(2, 2, 5, 6)
     assert torch.equal(twin(x), layer(x))
-
-
-@pytest.mark.parametrize("dims", [1, 3])
-def test_dilation_in_other_dimensions(dims):
-    make, conv = {1: (ns.Conv1d, F.conv1d), 3: (ns.Conv3d, F.conv3d)}[dims]
-    layer = make(2, 3, 3, similarity=ns.Static(ns.Dilation()), dtype=torch.float64)
-    x = torch.randn(2, 2, *[5] * dims, dtype=torch.float64)
-    kept = layer.weight[(..., *[slice(None, None, 2)] * dims)]
-    assert_close(layer(x), conv(x, kept, layer.bias, dilation=2))
 
 
 SMALL = Geometry(2, 3, (3, 4), (1, 1), (0, 0), (1, 1))

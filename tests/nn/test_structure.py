@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from against_float64 import error
-from problems import Problem, by_blocks, of_kind
+from problems import of_kind
 from refusals import refusals
-from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
@@ -92,75 +91,14 @@ def test_positive_semidefinite_matrices():
     assert_close(module(raw[None])[0], target)
 
 
-UNSHARED = [
-    ("channels", 2, 1),
-    ("channels", "each", 1),
-    ("channels", "each", 2),
-    ("channels", 2, 4),
-    ("channels", 1, 2),
-    ("filters", 2, 1),
-    ("filters", "each", 2),
-    ("filters", 2, 4),
-]
-EACH = {"channels": 4, "filters": 8}
-unshared = pytest.mark.parametrize(("axis", "count", "groups"), UNSHARED)
-inners = pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full(), ns.Symmetric()], ids=str)
-
-
-def joined(layer, x, m, blocks):
-    """What a layer of 8 filters computes, pair by pair of a kernel and a channel."""
-    problem = Problem("blocks", layer.kernel_size, padding=(0, 0), groups=layer.groups)
-    y = by_blocks(x, layer.weight, m, blocks, problem)
-    return y.view(2, 8, 3, 3) + layer.bias[:, None, None]
-
-
-@unshared
-@inners
-def test_unshared_static_blocks_are_matrices_of_a_channel_by_a_kernel(axis, count, groups, inner):
-    spec = ns.Static(ns.Unshared(inner, **{axis: count}))
-    layer = ns.Conv2d(4, 8, (2, 3), groups=groups, similarity=spec, dtype=torch.float64)
-    layer.similarity.raw.data.normal_()
-    blocks = EACH[axis] if count == "each" else count
-    module = inner.build(layer.geometry())
-    assert layer.similarity.raw.shape == (blocks * module.scalars,)
-    m = module(layer.similarity.raw.view(blocks, module.scalars))
-    x = torch.randn(2, 4, 4, 5, dtype=torch.float64)
-    everywhere = m[(None, ..., None, None)].expand(2, *m.shape, 3, 3)
-    y = joined(layer, x, everywhere, (axis, blocks))
-    assert_close(layer(x), y)
-    assert_close(layer.fuse()(x), y)
-    assert_close(layer.similarity.full_matrix(), torch.diag_embed(m) if m.dim() == 2 else m)
-
-
-@unshared
-@inners
-def test_unshared_dynamic_blocks_see_the_patch_of_one_channel(axis, count, groups, inner):
-    spec = ns.Dynamic(ns.Unshared(inner, **{axis: count}), ns.SphereNet(hidden=4), init="released")
-    layer = ns.Conv2d(4, 8, (2, 3), groups=groups, similarity=spec).double()
-    blocks = EACH[axis] if count == "each" else count
-    x = torch.randn(2, 4, 4, 5, dtype=torch.float64)
-    raw = layer.similarity.predictor(x)
-    m = torch.stack([inner.build(layer.geometry())(r) for r in raw.chunk(blocks, 1)], 1)
-    assert_close(layer(x), joined(layer, x, m, (axis, blocks)))
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_unstructured_is_any_matrix_between_kernel_and_patch(groups):
-    layer = ns.Conv2d(
-        4, 6, (2, 3), padding=1, groups=groups, similarity=ns.Static(ns.Unstructured()),
-        dtype=torch.float64,
-    )  # fmt: skip
-    x = torch.randn(2, 4, 3, 4, dtype=torch.float64)
-    assert torch.equal(layer(x), ns.unconvert(layer)(x))
-    entries = 4 // groups * TAPS
-    assert layer.similarity.raw.shape == (entries**2,)
-    layer.similarity.raw.data.normal_()
-    m = torch.eye(entries, dtype=torch.float64) + layer.similarity.raw.view(entries, entries)
-    patches = F.unfold(x, (2, 3), padding=1).unflatten(1, (groups, entries))
-    kernels = layer.weight.view(groups, 6 // groups, entries)
-    y = torch.einsum("gop,pq,ngql->ngol", kernels, m, patches).flatten(1, 2)
-    assert_close(layer(x).flatten(2), y + layer.bias[:, None])
-    assert_close(layer.fuse()(x), layer(x))
+@pytest.mark.parametrize("blocks", [{"channels": 2}, {"channels": "each"}, {"filters": "each"}])
+@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full(), ns.Symmetric()], ids=str)
+def test_every_block_is_the_inner_matrix_of_its_own_numbers(inner, blocks):
+    geometry = replace(GEOMETRY, groups=2)
+    module, one = ns.Unshared(inner, **blocks).build(geometry), inner.build(geometry)
+    (count,) = [{"channels": 4, "filters": 6}[k] if n == "each" else n for k, n in blocks.items()]
+    raw = torch.randn(2, count, one.scalars, 3, dtype=torch.float64)
+    assert torch.equal(module(raw.flatten(1, 2)), torch.stack([*map(one, raw.unbind(1))], 1))
 
 
 test_other_errors = refusals(
