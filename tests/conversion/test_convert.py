@@ -268,13 +268,6 @@ def test_dynamic_layers_do_not_fold(network, x):
     assert ns.max_difference(converted, folded, x) <= 1e-12
 
 
-def test_unconverting_gives_the_plain_network_back(network, x):
-    converted = moved(ns.convert(network, "dynamic-full"))
-    plain = ns.unconvert(converted)
-    assert [type(m) for m in plain.modules()] == [type(m) for m in network.modules()]
-    assert torch.equal(plain(x), network(x))
-
-
 def test_max_difference_compares_in_evaluation_mode(network, x):
     other = ns.convert(network.train(), "static-full")
     with torch.no_grad():
@@ -284,29 +277,25 @@ def test_max_difference_compares_in_evaluation_mode(network, x):
         ns.max_difference(network, network.stem, x)
 
 
-class Named(nn.Module):
-    def __init__(self, **outputs):
+class Computing(nn.Module):
+    def __init__(self, function):
         super().__init__()
-        self.outputs = outputs
-
-    def forward(self, x):
-        return {key: f(x) for key, f in self.outputs.items()}
+        self.forward = function
 
 
-def fill(value):
-    return lambda x: torch.full_like(x, value)
+def nest(x):
+    return {"a": (x, [x.log(), -x.log(), torch.complex(x, x), x > 0, None])}
 
 
-NEST = {"a": lambda x: (x, [x.log(), -x.log(), torch.complex(x, x), x > 0, None])}
 PAIRS = {
-    "in what holds them": (NEST, NEST, 0),
-    "key by key": ({"a": fill(1), "b": fill(2)}, {"b": fill(2), "a": fill(1)}, 0),
-    "numbers": ({"a": lambda x: (x, [fill(1)(x)])}, {"a": lambda x: (x, [fill(1.25)(x)])}, 0.25),
-    "masks": ({"a": lambda x: x > 0}, {"a": lambda x: x > 1}, 1),
-    "nan": ({"a": fill(torch.nan)}, {"a": fill(1)}, torch.nan),
-    "keys": ({"a": fill(1)}, {"b": fill(1)}, r"outputs of the same keys, got \['a'\] and \['b'\]"),
-    "shapes": ({"a": fill(1)}, {"a": lambda x: (x, x[:1])}, r"outputs of the same shapes, got \["),
-    "text": ({"a": lambda _: "text"}, {"a": fill(1)}, "mappings and sequences of them, got str"),
+    "in what holds them": (nest, nest, 0),
+    "key by key": (lambda x: {"a": x, "b": 2 * x}, lambda x: {"b": 2 * x, "a": x}, 0),
+    "numbers": (lambda x: {"a": (x, [x])}, lambda x: {"a": (x, [x + 0.25])}, 0.25),
+    "masks": (lambda x: x > 0, lambda x: x > 1, 1),
+    "nan": (lambda x: torch.full_like(x, torch.nan), lambda x: x, torch.nan),
+    "keys": (lambda x: {"a": x}, lambda x: {"b": x}, r"of the same keys, got \['a'\] and \['b'\]"),
+    "shapes": (lambda x: x, lambda x: (x, x[:1]), r"outputs of the same shapes, got \["),
+    "text": (lambda _: {"a": "text"}, lambda x: {"a": x}, "and sequences of them, got str"),
 }
 
 
@@ -314,7 +303,7 @@ PAIRS = {
 def test_max_difference_takes_what_holds_tensors_and_refuses_others(case):
     """Equal infinities do not differ; what is not a number does."""
     first, second, expected = PAIRS[case]
-    models, x = (Named(**first), Named(**second)), torch.tensor([0.0, 1.0, 0.5])
+    models, x = map(Computing, (first, second)), torch.tensor([0.0, 1.0, 0.5])
     if isinstance(expected, str):
         with pytest.raises(ValueError, match=expected):
             ns.max_difference(*models, x)
@@ -337,28 +326,38 @@ def test_evaluating_switches_modes_by_train():
     assert [part.graph for part in network] == ["train", "eval"]
 
 
+def grouped(network, **decays):
+    """Names of the parameters and the decay, by group: together all that train, each once."""
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    groups = ns.parameter_groups(network, weight_decay=0.1, **decays)
+    held = [
+        parameter for group in torch.optim.SGD(groups).param_groups for parameter in group["params"]
+    ]
+    assert len(held) == len(set(held))
+    assert set(held) == {p for p in network.parameters() if p.requires_grad}
+    return {g["name"]: ({names[p] for p in g["params"]}, g["weight_decay"]) for g in groups}
+
+
 def test_parameter_groups_hold_every_trainable_parameter_once():
-    network = nn.Sequential(
+    layers = (
         ns.Conv2d(2, 2, 3, similarity="static-full"),
         ns.Conv2d(2, 2, 3, similarity="dynamic-diagonal"),
         nn.BatchNorm2d(2),
+        ns.LSTM(2, 2, similarity="dynamic-diagonal"),
     )
+    network = nn.Sequential(*layers)
     network[2].bias.requires_grad_(False)
-    groups = ns.parameter_groups(network, weight_decay=0.1, similarity_decay=0.2)
-    assert {group["name"]: group["weight_decay"] for group in groups} == {
-        "weights": 0.1,
-        "predictors": 0.1,
-        "similarities": 0.2,
-        "undecayed": 0.0,
+    found = grouped(network, similarity_decay=0.2, predictor_decay=0.0)
+    assert found["similarities"] == ({"0.similarity.raw"}, 0.2)
+    gains = {
+        f"{part}.gain" for part in ("1.similarity", "3.similarity.ih_l0", "3.similarity.hh_l0")
     }
-    by_name = {group["name"]: group["params"] for group in groups}
-    assert by_name["similarities"] == [network[0].similarity.raw]
-    assert by_name["undecayed"] == [network[1].similarity.gain]
-    held = [id(p) for group in groups for p in group["params"]]
-    assert len(held) == len(set(held))
-    assert set(held) == {id(p) for p in network.parameters() if p.requires_grad}
-    (group,) = ns.parameter_groups(nn.Linear(2, 2), weight_decay=0.1)
-    assert group["name"] == "weights"
+    assert found["undecayed"] == (gains, 0)
+    predicting = {name for name, _ in network.named_parameters() if ".predictor." in name}
+    assert found["predictors"] == (predicting, 0)
+    assert found["weights"][1] == 0.1
+    assert grouped(network)["predictors"] == (predicting, 0.1)
+    assert [*grouped(nn.Linear(2, 2))] == ["weights"]
 
 
 def test_parameters_behind_pruning_and_parametrizations_are_in_their_groups():
@@ -368,28 +367,20 @@ def test_parameters_behind_pruning_and_parametrizations_are_in_their_groups():
     torch.nn.utils.prune.random_unstructured(network[0].similarity, "raw", amount=0.5)
     torch.nn.utils.prune.random_unstructured(network[1].similarity, "gain", amount=0.5)
     torch.nn.utils.parametrizations.weight_norm(network[2])
-    names = {parameter: name for name, parameter in network.named_parameters()}
-    groups = ns.parameter_groups(network, weight_decay=1e-4, sphere_decay=0.0)
-    decays = {group["name"]: group["weight_decay"] for group in groups}
-    assert decays["spheres"] == decays["similarities"] == 0
-    assert decays["weights"] == 1e-4
-    found = {group["name"]: {names[p] for p in group["params"]} for group in groups}
-    assert found["undecayed"] == {"0.similarity.structure.mask", "1.similarity.gain_orig"}
-    assert found["similarities"] == {"0.similarity.raw_orig"}
-    assert found["spheres"] == {f"2.parametrizations.weight.original{part}" for part in "01"}
-    torch.optim.SGD(groups, lr=0.1)
+    found = grouped(network, sphere_decay=0.0)
+    assert found["undecayed"][0] == {"0.similarity.structure.mask", "1.similarity.gain_orig"}
+    assert found["similarities"] == ({"0.similarity.raw_orig"}, 0)
+    assert found["spheres"] == ({f"2.parametrizations.weight.original{part}" for part in "01"}, 0)
+    assert found["weights"][1] == 0.1
 
 
 def test_a_parameter_is_in_one_group_though_it_fits_two():
     inner = ns.Conv2d(2, 9, 3, similarity="static-full")
-    sphere = ns.SphereConv2d(9, 9, 1, angle="sigmoid", learn_k=True)
-    predictor = nn.Sequential(inner, sphere)
+    predictor = nn.Sequential(inner, ns.SphereConv2d(9, 9, 1, angle="sigmoid", learn_k=True))
     layer = ns.Conv2d(2, 2, 3, similarity=ns.Dynamic(predictor=predictor))
-    groups = ns.parameter_groups(layer, weight_decay=0.1, sphere_decay=0.0)
-    by_name = {group["name"]: group["params"] for group in groups}
-    assert by_name["similarities"] == [inner.similarity.raw]
-    assert {id(p) for p in by_name["undecayed"]} == {id(layer.similarity.gain), id(sphere.log_k)}
-    torch.optim.SGD(groups, 0.1)
+    found = grouped(layer, sphere_decay=0.0)
+    assert found["similarities"][0] == {"similarity.predictor.0.similarity.raw"}
+    assert found["undecayed"][0] == {"similarity.gain", "similarity.predictor.1.log_k"}
 
 
 def test_a_frozen_backbone_computes_as_in_evaluation_and_survives_copies(network, x):

@@ -1,5 +1,7 @@
 """Parts of a network have one name for `where`, `train` and `extra`, whatever wraps the network."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,10 +23,7 @@ def network():
         "flat": nn.Flatten(),
         "fc": nn.Linear(4 * 4 * 4, 5),
     }
-    network = nn.Sequential()
-    for name, layer in layers.items():
-        network.add_module(name, layer)
-    return network.eval()
+    return nn.Sequential(OrderedDict(layers)).eval()
 
 
 def compiled(model):

@@ -76,21 +76,6 @@ def items(value):
 STATES = [(None, False), ("full", False), ("head", True), ("predicted", False)]
 
 
-@pytest.mark.parametrize("layer", [0, 2, 3])
-@pytest.mark.parametrize("active", [None, "full", "head", "predicted"])
-def test_a_kernel_that_cannot_be_merged_leaves_all_as_it_was(switch, x, layer, active):
-    backbone = switch.backbone
-    prune.l1_unstructured(backbone[layer], "weight", 3)
-    y = switch.use(active).backbone(x)
-    before = everything(backbone)  # A pruned kernel is a new tensor after every call.
-    with pytest.raises(ValueError, match="remove the hook first"):
-        switch.use("full", merged=True)
-    assert everything(backbone) == before
-    assert (switch.active, switch.merged) == (active, False)
-    assert torch.equal(backbone(x), y)
-    assert not any(isinstance(part, ns.Conv2d) for part in switch.use(None).backbone)
-
-
 class Clamped(nn.Conv2d):
     """Writes its weight in `forward`."""
 
@@ -107,8 +92,9 @@ class Clamped(nn.Conv2d):
         lambda conv: torch.nn.utils.weight_norm(conv),
         lambda _: pytest.importorskip("timm.layers").ScaledStdConv2d(3, 4, 3),
         lambda _: Clamped(3, 4, 3),
+        lambda conv: prune.l1_unstructured(conv, "weight", 3),
     ],
-    ids=["weight_norm", "spectral_norm", "hook of weight_norm", "timm", "written"],
+    ids=["weight_norm", "spectral_norm", "hook of weight_norm", "timm", "written", "pruned"],
 )
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 def test_a_kernel_that_is_computed_is_not_merged_into(tmp_path, normed):

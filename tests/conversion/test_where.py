@@ -240,17 +240,6 @@ def test_errors_carry_the_name_of_the_layer(mixed):
     assert type(mixed.volume) is nn.Conv3d
 
 
-def test_predictors_may_decay_by_a_rate_of_their_own(mixed):
-    converted = ns.convert(mixed, "dynamic-diagonal", where=["image", "memory"])
-    groups = ns.parameter_groups(converted, weight_decay=0.1, predictor_decay=0.0)
-    by_name = {group["name"]: group for group in groups}
-    assert (by_name["weights"]["weight_decay"], by_name["predictors"]["weight_decay"]) == (0.1, 0)
-    parts = [converted.image.similarity, *converted.memory.similarity.values()]
-    expected = {p for part in parts for p in part.predictor.parameters()}
-    assert set(by_name["predictors"]["params"]) == expected
-    assert set(by_name["undecayed"]["params"]) == {part.gain for part in parts}
-
-
 @pytest.mark.parametrize(
     ("predictor", "message"),
     [
