@@ -1,12 +1,16 @@
-"""CNN-9 and the errors of all networks; `test_models_laws.py` has what holds for each."""
+"""CNN-9, the block of plain networks, and errors; `test_laws.py` has what holds for each."""
+
+import copy
 
 import pytest
 import torch
 from refusals import refusals
 from torch import nn
+from torch.testing import assert_close
 
 import neural_similarity as ns
 from neural_similarity import models
+from neural_similarity.models.building import conv_block, has_pool, without_pool
 
 SIMILARITIES = list(ns.SIMILARITIES)
 
@@ -88,3 +92,38 @@ test_errors = refusals(
 def test_unknown_networks_have_no_options(ask):
     with pytest.raises(ValueError, match=r"`name` must be one of cnn9, .*, got 'cnn'"):
         ask("cnn")
+
+
+BLOCK_SIZE = (4, 3, 7, 6)
+
+
+def made_block(pool=True):
+    torch.manual_seed(0)
+    block = conv_block(nn.Conv2d(3, 20, 3, padding=1, bias=False), pool=pool)
+    nn.init.uniform_(block[1].weight, -1, 1)
+    nn.init.normal_(block[1].bias)
+    return block
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_blocks_output_and_gradients_are_those_of_a_pool_behind_the_relu(training):
+    block = made_block().train(training)
+    conv, norm, pool, relu = copy.deepcopy(block)
+    other, x = nn.Sequential(conv, norm, relu, pool), torch.randn(BLOCK_SIZE)
+    ours, theirs = block(x), other(x)
+    assert_close(ours, theirs, rtol=0, atol=0)
+    for y in (ours, theirs):
+        y.square().sum().backward()
+    for one, two in zip(block.parameters(), other.parameters(), strict=True):
+        assert_close(one.grad, two.grad)
+
+
+def test_slices_and_a_block_without_its_pool():
+    block, x = made_block(), torch.randn(BLOCK_SIZE)
+    assert has_pool(block)
+    assert not has_pool(made_block(pool=False))
+    assert [type(layer) for layer in block[:2]] == [nn.Conv2d, nn.BatchNorm2d]
+    alone = without_pool(block)
+    assert not has_pool(alone)
+    assert_close(alone(x), made_block(pool=False)(x))
+    assert alone[0] is block[0]

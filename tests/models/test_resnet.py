@@ -54,28 +54,44 @@ def test_similarities_stand_where_convert_puts_them(name, similarity):
     assert shapes[0] == shapes[1]
 
 
-def definition(state, x, depth):
+class Weights:
+    """The convolutions and normalisations of a network, one after another, by state_dict key."""
+
+    def __init__(self, network):
+        self.state, self.training = network.state_dict(), network.training
+
+    def conv(self, x, name, stride=1):
+        kernel = self.state[f"{name}.weight"]
+        return F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+
+    def norm(self, x, name):
+        parts = ("running_mean", "running_var", "weight", "bias")
+        mean, var, weight, bias = (self.state[f"{name}.{part}"] for part in parts)
+        statistics = (None, None) if self.training else (mean, var)
+        return F.batch_norm(x, *statistics, weight, bias, training=self.training)
+
+    def classify(self, x, name="classifier"):
+        return F.linear(x.mean((2, 3)), self.state[f"{name}.weight"], self.state[f"{name}.bias"])
+
+
+def definition(network, x, depth):
     """He et al., §4.2: blocks of two convolutions, shortcuts of every second position and zeros."""
+    weights = Weights(network)
 
     def block(x, name, stride):
-        y = norm(F.conv2d(x, state[f"{name}conv1.weight"], None, stride, 1), f"{name}bn1").relu()
-        y = norm(F.conv2d(y, state[f"{name}conv2.weight"], None, 1, 1), f"{name}bn2")
+        y = weights.norm(weights.conv(x, f"{name}conv1", stride), f"{name}bn1").relu()
+        y = weights.norm(weights.conv(y, f"{name}conv2"), f"{name}bn2")
         if stride == 2:
             x = x[:, :, ::2, ::2]
             zeros = torch.zeros(len(x), x.shape[1] // 2, *x.shape[2:], dtype=x.dtype)
             x = torch.cat([zeros, x, zeros], 1)
         return (x + y).relu()
 
-    def norm(x, name):
-        parts = ("running_mean", "running_var", "weight", "bias")
-        mean, var, weight, bias = (state[f"{name}.{part}"].view(-1, 1, 1) for part in parts)
-        return (x - mean) / (var + 1e-5).sqrt() * weight + bias
-
-    x = norm(F.conv2d(x, state["conv1.weight"], None, 1, 1), "bn1").relu()
+    x = weights.norm(weights.conv(x, "conv1"), "bn1").relu()
     for stage in (1, 2, 3):
         for number in range(depth):
             x = block(x, f"layer{stage}.{number}.", 2 if stage > 1 and number == 0 else 1)
-    return x.mean((2, 3)) @ state["linear.weight"].T + state["linear.bias"]
+    return weights.classify(x, "linear")
 
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet56"])
@@ -83,7 +99,7 @@ def test_outputs_are_the_definitions(name):
     network = randomized(getattr(ns.models, name)(7)).double().eval()
     x = torch.randn(2, 3, 31, 34).double()
     with torch.no_grad():
-        assert_close(network(x), definition(network.state_dict(), x, DEPTHS[name]))
+        assert_close(network(x), definition(network, x, DEPTHS[name]))
     assert sum(p.dim() == 4 for p in network.parameters()) == 6 * DEPTHS[name] + 1
 
 
@@ -112,28 +128,6 @@ def test_the_public_weights_have_their_accuracy(name):
             x = (images / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
             right += (network(x).argmax(1) == labels).sum().item()
     assert abs(right / 10_000 - ACCURACIES[name]) <= 0.0002
-
-
-DOUBLE = {"dtype": torch.float64}
-
-
-class Weights:
-    """The convolutions and normalisations of a network, one after another, by state_dict key."""
-
-    def __init__(self, network):
-        self.state = network.state_dict()
-
-    def conv(self, x, name, stride=1):
-        kernel = self.state[f"{name}.weight"]
-        return F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
-
-    def norm(self, x, name):
-        line = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
-        return F.batch_norm(x, None, None, *line, training=True)
-
-    def classify(self, x):
-        mean = x.mean((2, 3))
-        return F.linear(mean, self.state["classifier.weight"], self.state["classifier.bias"])
 
 
 def resnet12(network, x):
@@ -166,5 +160,5 @@ def wrn28_10(network, x):
 @pytest.mark.parametrize("define", [resnet12, wrn28_10])
 def test_networks_compute_their_definitions(define):
     network = models.build(define.__name__, 7, image_size=20, width=0.1).double()
-    x = torch.randn(3, 3, 20, 20, **DOUBLE)
+    x = torch.randn(3, 3, 20, 20).double()
     assert_close(network(x), define(network, x))

@@ -11,7 +11,12 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 from torchvision.ops import deform_conv2d
 
-from neural_similarity.functional import fold_kernel, similarity_conv2d
+from neural_similarity.functional import (
+    fold_kernel,
+    similarity_conv1d,
+    similarity_conv2d,
+    similarity_conv3d,
+)
 from neural_similarity.ops.backend import BACKENDS, ENTRIES
 
 everywhere = pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
@@ -20,13 +25,15 @@ both_backends = pytest.mark.parametrize("backend", ["eager", "reference"])
 
 
 def by_hand(x, weight, m, stride, padding, dilation, groups):
-    """The definition: unfold, then one einsum per channel group."""
-    n, c = x.shape[:2]
-    if n == 0:
-        return F.conv2d(x, weight, None, stride, padding, dilation, groups).flatten(2)
-    patches = F.unfold(x, weight.shape[2:], dilation, padding, stride)
-    patches = patches.view(n, c, -1, patches.shape[-1])
-    m = m.flatten(-2)
+    """The definition, of any dimensions: the patches, then one einsum per channel group."""
+    patches, dims = (
+        F.pad(x, [side for pad in reversed(padding) for side in (pad, pad)]),
+        len(stride),
+    )
+    for axis, size, step, gap in zip(range(dims), weight.shape[2:], stride, dilation, strict=True):
+        patches = patches.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
+    patches = patches.flatten(2 + dims).flatten(2, 1 + dims).mT
+    m = m.flatten(-dims)
     equation = "ock,nkp,nckp->nop" if m.dim() == 3 else "ock,nkqp,ncqp->nop"
     chunks = zip(weight.flatten(2).chunk(groups), patches.chunk(groups, 1), strict=True)
     return torch.cat([torch.einsum(equation, w, m, p) for w, p in chunks], 1)
@@ -40,6 +47,27 @@ def test_dynamic_is_unfold_and_einsum(problem, kind, backend):
     m = problem.similarity(kind)
     y = similarity_conv2d(x, weight, m, None, *problem.geometry, backend=backend)
     assert_close(y.flatten(2), by_hand(x, weight, m, *problem.geometry))
+
+
+OTHER_DIMENSIONS = [
+    (similarity_conv1d, (2, 4, 11), (6, 4, 3), (1, "same", 1, 1)),
+    (similarity_conv1d, (2, 4, 11), (6, 2, 3), (2, 3, 2, 2)),
+    (similarity_conv3d, (2, 4, 5, 6, 7), (6, 2, 2, 3, 2), ((2, 1, 2), 1, (1, 2, 1), 2)),
+]
+
+
+@pytest.mark.parametrize(("convolve", "x", "weight", "geometry"), OTHER_DIMENSIONS)
+@both_kinds
+@both_backends
+def test_other_dimensions_are_unfold_and_einsum(convolve, x, weight, geometry, kind, backend):
+    x, weight = torch.randn(x).double(), torch.randn(weight).double()
+    dims, taps = weight.dim() - 2, weight[0, 0].numel()
+    output = getattr(F, f"conv{dims}d")(x, weight, None, *geometry).shape[2:]
+    m = torch.randn(2, *[taps] * (1 + (kind == "full")), *output).double()
+    y = convolve(x, weight, m, None, *geometry, backend=backend)
+    sides = (1 if side == "same" else side for side in geometry[:3])
+    window = [(side,) * dims if isinstance(side, int) else side for side in sides]
+    assert_close(y.flatten(2), by_hand(x, weight, m, *window, geometry[3]))
 
 
 @pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
@@ -115,6 +143,16 @@ def test_memory_layouts(layout, kind):
     y = similarity_conv2d(x, weight, m, padding=1)
     assert_close(y.flatten(2), by_hand(x, weight, m, (1, 1), (1, 1), (1, 1), 1))
     assert y.is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
+
+
+def test_layouts_of_three_dimensions():
+    x, weight = torch.randn(2, 4, 3, 4, 5).double(), torch.randn(6, 4, 1, 3, 3).double()
+    m = torch.randn(2, 9, 3, 2, 3).double()
+    y = similarity_conv3d(x, weight, m)
+    last = similarity_conv3d(x.to(memory_format=torch.channels_last_3d), weight, m)
+    assert_close(y, last)
+    assert last.is_contiguous(memory_format=torch.channels_last_3d)
+    assert_close(similarity_conv3d(x[0], weight, m[0]), y[0])
 
 
 LAYOUTS = torch.contiguous_format, torch.channels_last
@@ -248,6 +286,14 @@ test_kernels_that_do_not_fold = refusals(
     ),
     (torch.ones(1, 1, 3, 3).long(), 9, "`weight` must have a floating-point dtype, got"),
     call=lambda weight, shape: fold_kernel(weight, torch.zeros(shape)),
+)
+
+
+test_errors_of_other_dimensions = refusals(
+    (similarity_conv1d, (2, 4, 5, 5), (6, 4, 3), r"`x` must be \(n, c, w\) or \(c, w\)"),
+    (similarity_conv1d, (2, 4, 5), (6, 4, 3, 3), r"`weight` must be \(o, c/groups, kw\)"),
+    (similarity_conv3d, (4, 5, 5), (6, 4, 3, 3, 3), r"`x` must be \(n, c, d, h, w\) or"),
+    call=lambda f, x, weight: f(torch.zeros(x), torch.zeros(weight), torch.zeros(3)),
 )
 
 

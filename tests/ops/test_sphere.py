@@ -1,10 +1,11 @@
-"""Hyperspherical convolution and the patch norm, against their definitions."""
+"""Hyperspherical convolution, the patch norm and a predictor's pointwise parts, by definition."""
 
 from functools import partial
 from math import pi, tanh
 
 import pytest
 import torch
+from pointwise_laws import LAWS, MAPS, check_second_derivatives
 from problems import PROBLEMS, ids
 from refusals import refusals
 from torch.nn import functional as F
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 
 from neural_similarity.functional import patch_norm, sphere_conv2d
 from neural_similarity.nn import Conv2d, SphereConv2d
+from neural_similarity.ops import pointwise, pointwise_torch
 
 everywhere = pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.batch], ids=ids)
 
@@ -121,3 +123,30 @@ test_maps_smaller_than_the_window_are_refused = refusals(
     call=lambda make, size: make(4, 3, 3)(torch.randn(2, 4, *size)),
     error=(ValueError, RuntimeError),
 )
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("maps", MAPS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_pointwise_parts_by_torch(law, maps, dtype):
+    assert pointwise.implementation(torch.empty(1, 1, 1, dtype=dtype)) is pointwise_torch
+    LAWS[law](maps, dtype, "cpu")
+
+
+@pytest.mark.parametrize("maps", MAPS, ids=str)
+def test_norms_are_wide_under_autocast(maps):
+    with torch.autocast("cpu", torch.bfloat16):
+        LAWS["factors"](maps, torch.float32, "cpu")
+
+
+def test_second_derivatives_of_pointwise_parts():
+    check_second_derivatives("cpu")
+
+
+def test_a_rectifiers_gradient_is_torchs_for_numbers_that_are_none():
+    y = torch.tensor([float("nan"), 1.0, 0.0, 2.0, -1.0]).view(1, 5, 1, 1).requires_grad_()
+    z = torch.relu(y)
+    grad = torch.tensor([1.0, 1.0, float("inf"), 1.0, float("inf")]).view(1, 5, 1, 1)
+    (true,) = torch.autograd.grad(z, y, grad)
+    found, _ = pointwise_torch.scaled_gradient(grad, z.detach(), torch.ones(1, 1, 1, 1), True)
+    assert torch.equal(found, true)
