@@ -103,10 +103,6 @@ def _zoom(factor: float) -> Change:
     return partial(map_linearly, rows=((1 / factor, 0.0), (0.0, 1 / factor)))
 
 
-def _shear(slope: float) -> Change:
-    return partial(map_linearly, rows=((1.0, slope), (0.0, 1.0)))
-
-
 def _changed_back(change: Change, back: Change) -> Change:
     """A change and then another, on whole grey levels, as if the images had been stored."""
 
@@ -120,11 +116,13 @@ def _turn(degrees: float) -> Change:
     return partial(rotate_images, degrees=degrees)
 
 
+_SHEAR, _BACK = (partial(map_linearly, rows=((1.0, k), (0.0, 1.0))) for k in (0.4, -0.4))
+_LENS = partial(bend_images, strength=0.8)
 GEOMETRY: dict[str, tuple[Change, Change]] = {
     **{f"rotation-{each}": (_turn(each), _turn(-each)) for each in (15, 20, 30, 45, 90)},
     **{f"zoom-{each}": (_zoom(each), _zoom(1 / each)) for each in (0.75, 1.15, 1.33)},
-    "shear-0.4": (_shear(0.4), _shear(-0.4)),
-    "lens-0.8": (partial(bend_images, strength=0.8), partial(bend_images, strength=0.8, undo=True)),
+    "shear-0.4": (_SHEAR, _BACK),
+    "lens-0.8": (_LENS, partial(_LENS, undo=True)),
 }
 """Changes of place, and what undoes them: degrees, factors, slope, k of the lens."""
 UNDONE = "-undone"
@@ -142,18 +140,12 @@ CORRUPTIONS: dict[str, Change] = {
 
 def corrupt_dataset(dataset: Dataset, name: str) -> Dataset:
     """A data set in memory with all its images changed; the noise depends on the part alone."""
-    train, test = (
-        _change_images(cast(Images, part), CORRUPTIONS[name], seeded_generator(name, seed))
-        for seed, part in enumerate((dataset.train, dataset.test))
-    )
-    return replace(dataset, name=f"{dataset.name}-{name}", train=train, test=test)
-
-
-def _change_images(images: Images, change: Change, random: torch.Generator) -> Images:
-    pixels = [
-        _grey_levels(change(chunk.float(), random)) for chunk in images.chunks(CHANGED_AT_ONCE)
-    ]
-    return replace(images, pixels=torch.cat(pixels).contiguous())
+    change, parts = CORRUPTIONS[name], []
+    for seed, images in enumerate((dataset.train, dataset.test)):
+        chunks, random = cast(Images, images).chunks(CHANGED_AT_ONCE), seeded_generator(name, seed)
+        pixels = torch.cat([_grey_levels(change(chunk.float(), random)) for chunk in chunks])
+        parts.append(replace(cast(Images, images), pixels=pixels.contiguous()))
+    return replace(dataset, name=f"{dataset.name}-{name}", train=parts[0], test=parts[1])
 
 
 def _grey_levels(x: Tensor) -> Tensor:

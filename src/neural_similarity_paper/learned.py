@@ -5,12 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_similarity.nn import (
-    DynamicSimilarity,
-    MaskedModule,
-    SimilarityLayer,
-    StaticSimilarity,
-)
+from neural_similarity.nn import DynamicSimilarity, MaskedModule, SimilarityLayer, StaticSimilarity
 
 MOST_NUMBERS = 2_000
 """Largest tensor that is kept: an M for each of many filters is left out."""
@@ -51,8 +46,12 @@ def _of_similarity(similarity: nn.Module) -> dict[str, Any]:
 def _rounded(values: Tensor) -> list[Any] | None:
     if values.numel() > MOST_NUMBERS:
         return None
-    digits = [float(f"{value:.4g}") for value in values.flatten().tolist()]
-    return torch.tensor(digits, dtype=torch.float64).view(values.shape).tolist()
+    return torch.tensor(four_digits(values), dtype=torch.float64).view(values.shape).tolist()
+
+
+def four_digits(values: Tensor) -> list[float]:
+    """All numbers of a tensor, rounded for a file."""
+    return [float(f"{value:.4g}") for value in values.flatten().tolist()]
 
 
 def folded_kernels(network: nn.Module) -> dict[str, Tensor]:

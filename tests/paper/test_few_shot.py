@@ -23,6 +23,7 @@ from neural_similarity_paper.tables import rows as table_rows
 pytestmark = pytest.mark.usefixtures("tiny_table")
 SIZES = TaskSizes(ways=2, shots=2, queries=3)
 RECORD = Path("fewshot/mini-cnn4/1/fine-tuning.train.2w2s3q.test-10-0.running.1.json")
+METHODS = ("fine-tuning", "nearest neighbour")
 OWN = {"mini-cnn4": SMALL, "mini-proto": replace(SMALL, method="proto")}
 
 
@@ -103,7 +104,7 @@ def copied(source, results, name, budget, pattern="*.json"):
         ({"recipe": "mini-proto"}, "holds fine-tuning.train.2w2s3q.test-10-0.running.1 of mini-p"),
         ({"budget": 0.5}, "of mini-cnn4, budget 0.5; move it there or delete it"),
         ({"config": {"seed": 2}}, "fine-tuning.train.2w2s3q.test-10-0.running.2 of mini-cnn4"),
-        ({"config": {"lr": 0.1}}, r"other settings than mini-cnn4 has now \(lr\); delete it"),
+        ({"config": {"lr": 0.1, "threads": 3}}, r"than mini-cnn4 has now \(lr\); delete it"),
         ({"start": {"recipe": "mini-cnn4"}}, r"than mini-cnn4 has now \(start\)"),
         ({"retrained": {"step": 2, "growth": 1.4}}, r"has now \(steps, drops, train_on\)"),
     ],
@@ -140,8 +141,7 @@ def test_records_tell_every_task(results):
 @pytest.fixture
 def tiny_table(monkeypatch):
     """Table 6 of tasks as small as ours."""
-    for name, value in {"TABLE_WAYS": 2, "TABLE_QUERIES": 3}.items():
-        monkeypatch.setattr(kinds, name, value)
+    monkeypatch.setattr(kinds, "TABLE_TASKS", SIZES)
     entry = tomllib.loads(table_rows.FILE.read_text("utf-8"))["6"]
     monkeypatch.setitem(TABLES, "6", table_rows.make_table(entry | {"shots": (2, 1)}))
 
@@ -150,15 +150,19 @@ def few_shot_markdown(results, budget=None):
     return tables.to_markdown(make_report(TABLES["6"], budget=budget, results=results))
 
 
-def rows(text):
-    """The cells of every row by label, those of as many shots as come first."""
-    table = [line for line in text.splitlines() if "|" in line]
-    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in table]
-    return {row[0]: row for row in cells if row[2] == str(TABLES["6"].all_rows[0].shots)}
+def lines_of(text):
+    """The cells of every row of two shots."""
+    lines = [[c.strip() for c in x.split("|")[1:-1]] for x in text.splitlines() if "|" in x]
+    return [cells for cells in lines if cells[2] == "2"]
+
+
+def rows(results, budget=None):
+    """Those by label."""
+    return {cells[0]: cells for cells in lines_of(few_shot_markdown(results, budget))}
 
 
 def test_the_table_has_means_intervals_and_paired_differences(results):
-    found = rows(few_shot_markdown(results))
+    found = rows(results)
     base = read(results, "mini-cnn4", "fine-tuning")
     near = read(results, "mini-cnn4", "nearest-neighbour")
     assert len(base) == len(near) == 2
@@ -179,7 +183,7 @@ def test_a_difference_of_fewer_seeds_than_the_row_says_so(results, tmp_path):
     copied(source, tmp_path, "mini-cnn4", "1", "fine-tuning.*.0.json")
     for path in source.glob("nearest*"):
         (tmp_path / "fewshot/mini-cnn4/1" / path.name).write_bytes(path.read_bytes())
-    row = rows(few_shot_markdown(tmp_path))["nearest neighbour"]
+    row = rows(tmp_path)["nearest neighbour"]
     assert row[5].endswith(" (n = 1)")
     assert row[14].startswith("2 (")
 
@@ -197,7 +201,7 @@ def test_a_shorter_list_of_a_seed_is_compared_on_its_tasks(tmp_path, task_seed, 
     edit(path, **changes)
     methods = ("fine-tuning", "nearest-neighbour")
     base, near = (accuracies(read(tmp_path, "mini-cnn4", method)[0]) for method in methods)
-    row = rows(few_shot_markdown(tmp_path))["nearest neighbour"]
+    row = rows(tmp_path)["nearest neighbour"]
     assert row[5] == (difference(near, base[:6]) if compared else "")
 
 
@@ -216,10 +220,10 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     assert len(paths) == len(set(paths)) == 1 + len(others)
     name = "fine-tuning.train.2w2s3q.test-10-0.running.0.json"
     wanted = records.read_record(paths[0].with_name(name))
-    text = few_shot_markdown(tmp_path)
-    row = rows(text)["fine-tuning"]
+    row = rows(tmp_path)["fine-tuning"]
     ours = by_task(100 * accuracies(wanted))
     assert (row[4], row[13]) == (f"{ours.mean:.2f} ± {ours.half_width:.2f}", "10")
+    text = few_shot_markdown(tmp_path)
     assert text.count("| fine-tuning |") == 2  # of two shots and of one
 
 
@@ -227,12 +231,12 @@ def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
     places = (("mini-cnn4", "1"), ("mini-proto", "0.5"), ("mini-proto", "0.25"))
     for name, budget in places:
         copied(results / "fewshot" / name / "1", tmp_path, name, budget)
-    found = rows(few_shot_markdown(tmp_path))
-    before = rows(few_shot_markdown(results))
+    found = rows(tmp_path)
+    before = rows(results)
     assert found["ProtoNet"][9] == "0.5"
     assert found["ProtoNet"][:5] == before["ProtoNet"][:5]
     assert before["ProtoNet"][5] != found["ProtoNet"][5] == ""  # no baseline at that budget
-    assert rows(few_shot_markdown(tmp_path, 1.0))["ProtoNet"][4] == "not run"
+    assert rows(tmp_path, 1.0)["ProtoNet"][4] == "not run"
 
 
 def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path, monkeypatch):
@@ -240,20 +244,18 @@ def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path
     source = results / "fewshot/mini-cnn4/1"
     for budget, pattern in (("0.25", "*.json"), ("1", "fine-tuning.*")):
         copied(source, tmp_path, "mini-cnn4", budget, pattern)
-    text = few_shot_markdown(tmp_path)
-    assert text.startswith(f"# {TABLES['6'].title} (reduced schedule, budget 0.25)")
-    found = rows(text)
-    assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["0.25", "0.25"]
+    title = f"# {TABLES['6'].title} (reduced schedule, budget 0.25)"
+    assert few_shot_markdown(tmp_path).startswith(title)
+    assert [rows(tmp_path)[name][9] for name in METHODS] == ["0.25", "0.25"]
     copied(source, tmp_path, "mini-cnn4-64", "1", "fine-tuning.*")
-    found = rows(few_shot_markdown(tmp_path))
-    assert [found[name][9] for name in ("fine-tuning", "nearest neighbour")] == ["1", "0.25"]
+    assert [rows(tmp_path)[name][9] for name in METHODS] == ["1", "0.25"]
 
 
 def test_what_was_not_run_is_said(tmp_path, capsys):
     assert cli.main(["table", "6", "--results", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    found = rows(text)
-    assert found["dynamic NSN"][3:5] == ["71.26 ± 0.65", "not run"]
+    shown = {cells[0]: cells[3:5] for cells in lines_of(text)}
+    assert shown["dynamic NSN"] == ["71.26 ± 0.65", "not run"]
     out = tmp_path / "new" / "table.md"
     assert cli.main(["table", "6", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert out.read_text() == text
@@ -299,25 +301,33 @@ def test_rows_are_compared_with_the_same_classes_and_usual_statistics(results, t
         content |= other.to_json() | {"config": content["config"] | {"train_on": classes}}
         path = folder / f"{other.file_name(classes, one.seed)}.json"
         path.write_text(json.dumps(content))
-    found, before = (rows(few_shot_markdown(r))["nearest neighbour"] for r in (tmp_path, results))
+    found, before = (rows(r)["nearest neighbour"] for r in (tmp_path, results))
     assert found[5] == before[5] != ""
 
 
-def test_a_start_of_another_budget_has_a_line_of_its_own(results, tmp_path, monkeypatch):
+@pytest.mark.parametrize("change", ["start", "tasks", "statistics", "classes"])
+def test_what_differs_in_more_than_the_seed_is_never_averaged(
+    results, tmp_path, monkeypatch, change
+):
+    """Two seeds, the second from another budget, on other tasks, by other statistics or classes."""
     name = "mini-proto-pretrained"
     monkeypatch.setitem(RECIPES, name, OWN["mini-proto"])
-    copied(results / "fewshot/mini-proto/1", tmp_path, name, "1")
-    (path,) = (tmp_path / "fewshot" / name / "1").iterdir()
+    (path,) = copied(results / "fewshot/mini-proto/1", tmp_path, name, "1").iterdir()
     content = json.loads(path.read_text())
-    for seed, budget in enumerate((1.0, 0.5)):
-        start = {"recipe": "mini-cnn4", "seed": seed, "classes": "train", "budget": budget}
-        changes = {"config": content["config"] | {"seed": seed}, "start": start}
-        other = path.with_name(path.name.replace(".0.json", f".{seed}.json"))
-        other.write_text(json.dumps(content | changes))
-    lines = few_shot_markdown(tmp_path).splitlines()
-    ours = [line.split(" | ") for line in lines if f"`{name}` | 2 |" in line]
-    told = [(line[9], line[14].rstrip(" |")) for line in ours]
-    assert told == [("1", "1"), ("1 (start: 0.5)", "1")]
+    path.unlink()
+    for seed, other in enumerate(("", change)):
+        classes = "train+val" if other == "classes" else "train"
+        budget = 0.5 if other == "start" else 1.0
+        start = {"recipe": "mini-cnn4", "seed": seed, "classes": classes, "budget": budget}
+        config = content["config"] | {"seed": seed, "train_on": classes}
+        facts = {"tasks": content["tasks"] | {"seed": 1, "digest": "d"}, "statistics": "support"}
+        content |= {"start": start, "config": config} | {k: facts[k] for k in facts if k == other}
+        stem = Evaluation.from_json(content).file_name(classes, seed)
+        (path.parent / f"{stem}.json").write_text(json.dumps(content))
+    ours = [cells for cells in lines_of(few_shot_markdown(tmp_path)) if cells[1] == f"`{name}`"]
+    assert [cells[14] for cells in ours] == ["1", "1"]
+    budgets = ["1", "1 (start: 0.5)"] if change == "start" else ["1", "1"]
+    assert sorted(cells[9] for cells in ours) == budgets
 
 
 def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path):
@@ -330,27 +340,5 @@ def test_step_precision_and_parameters_are_those_of_all_seeds(results, tmp_path)
             content["environment"]["precision"] = "bf16"
             content["summary"]["score_precision"] = "fp32"
         path.write_text(json.dumps(content))
-    row = rows(few_shot_markdown(tmp_path))["fine-tuning"]
+    row = rows(tmp_path)["fine-tuning"]
     assert (row[7], row[10], row[11]) == ("2,000.0 k", "8", "bf16 (scores: fp32) and fp32")
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("world")
-@pytest.mark.parametrize("change", ["tasks", "statistics", "classes"])
-def test_what_differs_in_more_than_the_seed_is_never_averaged(tmp_path, change):
-    """Two seeds, the second on other tasks, by other statistics or of other classes."""
-    for seed in (0, 1):
-        tasks = seed if change == "tasks" else 0
-        run = evaluated(tmp_path, "mini-cnn4", "fine-tuning", seed, task_seed=tasks)
-        (path,) = tables.write_records(run, tmp_path)
-    content = json.loads(path.read_text())
-    path.unlink()
-    statistics = "support" if change == "statistics" else "running"
-    classes = "train+val" if change == "classes" else "train"
-    content |= {"statistics": statistics, "config": content["config"] | {"train_on": classes}}
-    name = Evaluation.from_json(content).file_name(classes, 1)
-    (path.parent / f"{name}.json").write_text(json.dumps(content))
-    text = few_shot_markdown(tmp_path)
-    start = "| fine-tuning | `mini-cnn4` | 2"
-    found = [line for line in text.splitlines() if line.startswith(start)]
-    assert [line.split("|")[-2].strip() for line in found] == ["1", "1"]

@@ -48,10 +48,9 @@ def test_record_holds_the_run(tmp_path):
     path = write_record(run, tmp_path / "results")
     assert path == tmp_path / "results" / STATIC / "0.5" / "3.json"
     content = json.loads(path.read_text())
-    assert (content["recipe"], content["budget"], content["seed"]) == (STATIC, 0.5, 3)
-    assert content["config"] == recipe_to_json(run.recipe)
-    facts = {"name": "embedded", "digest": make_dataset().digest, "classes": 4}
-    assert content["data"] == facts
+    facts = {"recipe": STATIC, "budget": 0.5, "seed": 3, "config": recipe_to_json(run.recipe)}
+    facts |= {"data": {"name": "embedded", "digest": make_dataset().digest, "classes": 4}}
+    assert content.items() >= facts.items()
     assert content["metrics"] == read_lines(run.metrics)
     assert set(content["code"]) == {"version", "commit", "dirty"}
     assert content["environment"]["torch"] == torch.__version__
@@ -153,9 +152,7 @@ def test_runs_of_no_recipe_and_unfinished_runs_have_no_record(tmp_path):
         write_record(run, tmp_path / "results")
 
 
-def test_recording_needs_a_run_and_a_folder(capsys):
-    assert cli.main(["record"]) == 2
-    assert "nsim record needs at least one run folder" in capsys.readouterr().err
+def test_records_go_to_a_folder(capsys):
     assert cli.main(["record", "RUN", "--results", __file__]) == 2
     assert "`results` must be a folder, got the file" in capsys.readouterr().err
 

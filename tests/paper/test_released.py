@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import refusals
 from tiny_images import tiny_world
 from tiny_results import write_by_hand
 
@@ -41,17 +42,12 @@ def test_released_recipes_share_the_schedule_and_keep_the_network(name):
     assert RECIPES[f"cifar100-{name}@released"] == replace(ours, dataset="cifar100")
 
 
-@pytest.mark.parametrize("name", ["cifar10-dynamic-dns-j", "cifar10-wide-cnn", "imagenet-cnn10"])
-def test_what_was_not_released_is_refused(name):
-    with pytest.raises(ValueError, match=rf"`variant` released exists for .*, got {name}"):
-        named(name, "released")
-
-
 def test_names_of_variants():
     assert named("cifar10-cnn", "released") == named("cifar10-cnn@released", "released")
     assert named("cifar10-cnn@released", "paper") == "cifar10-cnn"
-    with pytest.raises(ValueError, match="`variant` must be one of paper, released, got 'tf'"):
-        named("cifar10-cnn", "tf")
+    for name in ("cifar10-dynamic-dns-j", "cifar10-wide-cnn", "imagenet-cnn10"):
+        with pytest.raises(ValueError, match=rf"`variant` released exists for .*, got {name}"):
+            named(name, "released")
 
 
 @pytest.mark.parametrize("residual", [True, False])
@@ -66,16 +62,13 @@ def test_static_dns_starts_at_three_of_nine_taps(residual):
     assert rectangle.tolist() == [1, 0, 0, 0, 1, 0]
 
 
-def test_released_starts_are_refused_where_they_mean_nothing():
-    with pytest.raises(ValueError, match=r'`init` "released" needs a Diagonal, got Full\(\)'):
-        Static(Full(), init="released")
-    with pytest.raises(ValueError, match="`init` must be one of identity, released, got 'eye'"):
-        Static(Diagonal(), init="eye")
-    spec = Static(Diagonal(), init="released")
-    with pytest.raises(ValueError, match=r"needs a kernel of two dimensions, got \(3,\)"):
-        spec.build(Geometry(2, 2, (3,), (1,), (0,), (1,)))
-    with pytest.raises(ValueError, match="`similarity` must start at the identity"):
-        ns.convert(torch.nn.Conv2d(2, 2, 3), spec)
+RELEASED = Static(Diagonal(), init="released")
+test_released_starts_are_refused_where_they_mean_nothing = refusals(
+    (lambda: Static(Full(), init="released"), r'`init` "released" needs a Diagonal, got Full\(\)'),
+    (lambda: Static(Diagonal(), init="eye"), "`init` must be one of identity, released, got 'eye'"),
+    (lambda: RELEASED.build(Geometry(2, 2, (3,), (1,), (0,), (1,))), r"two dimensions, got \(3,\)"),
+    (lambda: ns.convert(torch.nn.Conv2d(2, 2, 3), RELEASED), "must start at the identity"),
+)
 
 
 def test_train_takes_the_variant_whole(tmp_path):

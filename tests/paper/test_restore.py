@@ -153,29 +153,28 @@ def test_a_stopped_study_goes_on_and_its_page_follows_from_the_runs(tiny_study, 
 
 def test_a_picture_is_drawn_from_a_cells_rates(tiny_study, tmp_path, monkeypatch):
     """Of networks that are adapted as the sheet's were, and from nothing else."""
-    shown, images = ("input", "m"), []
+    images, draw = [], restore_picture.draw_restored
 
     def restore_images(trial, *given):
         images.append((trial, restore.restore_images(trial, *given)))
         return images[-1][1]
 
     monkeypatch.setattr(restore_picture, "restore_images", restore_images)
-    monkeypatch.chdir(tmp_path)
-    options = restore_picture.PictureOptions(cell="tiny-4-2-turned-35", results=tmp_path)
-    with pytest.raises(
-        ValueError, match=r"tiny-4-2-rates\.json must have the rates of tiny-4-2-tu"
-    ):
-        restore_picture.draw_restored(tiny_study, options, shown)
+    monkeypatch.setattr(restore_picture, "RESTORE", tiny_study)
+    monkeypatch.setattr(restore_picture, "SHOWN", ("input", "m"))
+    cell, out = "tiny-4-2-turned-35", tmp_path / "a.png"
+    with pytest.raises(ValueError, match=rf"tiny-4-2-rates\.json must have the rates of {cell}"):
+        draw(cell=cell, results=tmp_path)
     tiny_study.run(tmp_path, tmp_path, lambda _: None, ["*-35"])
-    restore_picture.draw_restored(tiny_study, options, shown)
-    assert options.out.read_bytes().startswith(b"\x89PNG")
+    draw(cell=cell, results=tmp_path, out=out)
+    assert out.read_bytes().startswith(b"\x89PNG")
     runs = read_sheet(tmp_path / "adapt-restore/tiny-4-2.json", RESTORE.measure.fields).runs
     for trial, (restored, scored, _) in images:
         ratios = score_images(restored, scored.sharp).tolist()
         assert runs[str(trial)]["images"] == pytest.approx(ratios, abs=6e-4)
-    assert [trial.way for trial, _ in images] == [*shown]
+    assert [trial.way for trial, _ in images] == ["input", "m"]
     with pytest.raises(ValueError, match="`cell` must be one of adapt-restore, got 'x'"):
-        restore_picture.draw_restored(tiny_study, replace(options, cell="x"), shown)
+        draw(cell="x", results=tmp_path)
 
 
 def sheet_runs(sheet, way, change):

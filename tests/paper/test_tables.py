@@ -1,7 +1,6 @@
 """Tables from records written by hand."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -186,22 +185,14 @@ def test_the_budget_is_that_of_most_rows(tmp_path):
     assert budget() == 0.25
 
 
-@pytest.mark.parametrize(("budget", "name"), [(1, "1"), (1.0, "1"), (0.0625, "0.0625"), (2.0, "2")])
-def test_budget_as_a_folder(budget, name):
-    assert budget_name(budget) == name
+def test_budget_as_a_folder():
+    assert [budget_name(budget) for budget in (1, 1.0, 0.0625, 2.0)] == ["1", "1", "0.0625", "2"]
 
 
 def test_records_of_other_data_are_not_compared(tmp_path):
     write_by_hand(tmp_path, PLAIN, 1, [1, 0])
     write_by_hand(tmp_path, STATIC, 1, [1, 0], data={"name": "tiny", "digest": "e"})
     with pytest.raises(ValueError, match="`results` must be of the same data to be compared, got"):
-        markdown_of(tmp_path)
-
-
-def test_record_of_other_settings_is_named(tmp_path, monkeypatch):
-    write_by_hand(tmp_path, PLAIN, 1, [1, 0])
-    monkeypatch.setitem(RECIPES, PLAIN, replace(RECIPES[PLAIN], lr=0.2, threads=3))
-    with pytest.raises(ValueError, match=r"other settings than tiny-plain has now \(lr\); delete"):
         markdown_of(tmp_path)
 
 

@@ -28,19 +28,19 @@ from neural_similarity_paper.studies.trials import ReportLine
 
 STUDIES = {study.name: study for study in (MAP, CONTINUAL, STREAM, KNOWN_CHANGES, RESTORE)}
 """Studies of adaptation by the name of their table and of the folder of their records."""
-RUNS: dict[str, tuple[str, Callable[[Path, Path, ReportLine], None]]] = {
-    NEW_HEADS: ("The default with a new head", run_new_heads),
-    **{
-        f"{END_SEARCH}-{arm}": (f"Learning rate and decay of {arm}", partial(run_search, arm))
-        for arm in ARMS
-    },
+RUNS: dict[str, Callable[[Path, Path, ReportLine], None]] = {
+    NEW_HEADS: run_new_heads,
+    **{f"{END_SEARCH}-{arm}": partial(run_search, arm) for arm in ARMS},
 }
-"""Titles, and what runs, of other studies."""
-PAGES: dict[str, tuple[str, Callable[[Path], str]]] = {
-    "end": ("Trained to the end", end_to_markdown),
-    NEW_HEADS: ("The default with a new head", new_heads_to_markdown),
+"""What runs of other studies."""
+PAGES: dict[str, Callable[[Path], str]] = {"end": end_to_markdown, NEW_HEADS: new_heads_to_markdown}
+"""The texts of what has run of other studies."""
+TITLES = {
+    "end": "Trained to the end",
+    NEW_HEADS: "The default with a new head",
+    **{f"{END_SEARCH}-{arm}": f"Learning rate and decay of {arm}" for arm in ARMS},
+    **{name: study.title for name, study in STUDIES.items()},
 }
-"""Titles, and the texts of what has run, of other studies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,23 +75,9 @@ class StudyTableOptions:
             raise UsageError(f"--out must end in .md, got {self.out}")
 
 
-def is_runnable(name: str) -> bool:
-    """Whether `reproduce_study` runs what has this name."""
-    return name in STUDIES or name in RUNS
-
-
-def is_shown(name: str) -> bool:
-    """Whether `print_study` shows what has this name."""
-    return name in STUDIES or name in PAGES
-
-
-def _title(name: str) -> str:
-    return STUDIES[name].title if name in STUDIES else (RUNS | PAGES)[name][0]
-
-
 def reproduce_study(name: str, args: Sequence[str]) -> int:
     """Run what a study lacks, one run after the other on one thread; it may be stopped any time."""
-    description = HELP["reproduce_study"].format(title=_title(name), name=name)
+    description = HELP["reproduce_study"].format(title=TITLES[name], name=name)
     options = parse_options(
         StudyRunOptions, args, prog="nsim reproduce", description=description, flags=True
     )
@@ -107,21 +93,21 @@ def reproduce_study(name: str, args: Sequence[str]) -> int:
     if name in STUDIES:
         STUDIES[name].run(options.data, options.results, print_notice, options.only)
     else:
-        RUNS[name][1](options.data, options.results, print_notice)
+        RUNS[name](options.data, options.results, print_notice)
     print_line(f"nsim table {name} shows what has run")
     return 0
 
 
 def print_study(name: str, args: Sequence[str]) -> int:
     """Print what has run of a study, or write it as Markdown, the map with a picture."""
-    description = HELP["table_study"].format(title=_title(name), name=name)
+    description = HELP["table_study"].format(title=TITLES[name], name=name)
     options = parse_options(StudyTableOptions, args, prog="nsim table", description=description)
     results, out = options.results, options.out
     picture = out.with_suffix(".png") if out and name == MAP.name else None
     if name in STUDIES:
         text = study_to_markdown(STUDIES[name], results, picture and picture.name)
     else:
-        text = PAGES[name][1](results)
+        text = PAGES[name](results)
     if picture:
         draw_study(STUDIES[name], results, picture)
     return print_page(text, out, picture)

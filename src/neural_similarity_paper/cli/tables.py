@@ -24,7 +24,7 @@ from neural_similarity.lab.train.progress import format_clock, print_notice
 from neural_similarity.lab.train.recipe import Recipe, scale_recipe
 from neural_similarity_paper import tables
 from neural_similarity_paper.cli import HELP, studies
-from neural_similarity_paper.tables import TABLES, Line, LinesOutcome, Row, Scope
+from neural_similarity_paper.tables import TABLES, Line, Row, Scope
 
 RESULTS = Path("results")
 
@@ -123,7 +123,7 @@ class RecordOptions:
 
 def reproduce(args: Sequence[str]) -> int:
     """Run what a table lacks, or print its commands; 0 if every run is recorded in the end."""
-    if args and studies.is_runnable(args[0]):
+    if args and args[0] in studies.STUDIES | studies.RUNS:
         return studies.reproduce_study(args[0], args[1:])
     options = parse_options(
         ReproduceOptions, args, prog="nsim reproduce", description=HELP["reproduce"], flags=True
@@ -136,12 +136,21 @@ def reproduce(args: Sequence[str]) -> int:
             if options.stage in (None, line.stage):
                 print_line(str(line))
         return 0
-    return _print_outcome(tables.run_lines(lines, options.jobs), options)
+    failed, stopped = tables.run_lines(lines, options.jobs)
+    for key, reason in failed.items():
+        print_notice(f"nsim: {key}: {reason}")
+    if stopped is not None:
+        print_notice("nsim: stopped, all is saved; the same command goes on")
+        return 128 + stopped
+    if failed:
+        return 1
+    print_line(f"nsim table {options.table} --budget {options.budget:g} shows the table")
+    return 0
 
 
 def table(args: Sequence[str]) -> int:
     """Print a table with our runs, or write it as Markdown and as a picture."""
-    if args and studies.is_shown(args[0]):
+    if args and args[0] in studies.STUDIES | studies.PAGES:
         return studies.print_study(args[0], args[1:])
     options = parse_options(
         ShowOptions, args, prog="nsim table", description=HELP["table"], flags=True
@@ -182,16 +191,3 @@ def _plan_text(lines: Sequence[Line], wanted: int, options: ReproduceOptions) ->
     seconds, unknown = tables.training_seconds(lines, options, device)
     text += f"; about {format_clock(seconds)} of training, one at a time, by their records"
     return text + (f"; without records: {unknown}" if unknown else "")
-
-
-def _print_outcome(outcome: LinesOutcome, options: ReproduceOptions) -> int:
-    """Print the outcome and the next command; return the exit code."""
-    for key, reason in outcome.failed.items():
-        print_notice(f"nsim: {key}: {reason}")
-    if outcome.stopped is not None:
-        print_notice("nsim: stopped, all is saved; the same command goes on")
-        return 128 + outcome.stopped
-    if outcome.failed:
-        return 1
-    print_line(f"nsim table {options.table} --budget {options.budget:g} shows the table")
-    return 0

@@ -2,12 +2,12 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from neural_similarity.lab.recipes.families import Family
+from neural_similarity.lab.recipes.families import Family, Recipes
 from neural_similarity.lab.tasks.adaptation_recipe import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
@@ -21,63 +21,53 @@ KINDS: dict[str, type[TrainingRecipe]] = {
 NOT_SETTINGS = ("text", "like", "from")
 
 
-@dataclass(frozen=True)
-class _Entry:
-    text: str
-    recipe: TrainingRecipe
-    start: str = ""
-    """The recipe of the run that training starts from."""
-
-
 def read_families(path: Path) -> tuple[dict[str, Family], dict[str, str]]:
     """The families of a file by name, and the starts of recipes that start from another's run."""
     content = tomllib.loads(path.read_text("utf-8"))
     similarities = content.pop("similarities")
-    families: dict[str, dict[str, _Entry]] = {}
-    known: dict[str, _Entry] = {}
+    families: dict[str, Family] = {}
+    known: dict[str, tuple[str, TrainingRecipe]] = {}
+    starts: dict[str, str] = {}
     for name, family in content.items():
         if original := family.get("copy_of"):
-            prefix = content[original]["prefix"]
-            families[name] = _copied_entries(family, families[original], prefix)
+            originals = families[original][1]
+            recipes = _copied_recipes(family, originals, content[original]["prefix"])
+            starts |= {c: starts[n] for c, n in zip(recipes, originals, strict=True) if n in starts}
         else:
-            families[name] = _defined_entries(family, known, similarities)
-        known |= families[name]
-    titled: dict[str, Family] = {
-        name: (content[name]["title"], {key: (e.text, e.recipe) for key, e in entries.items()})
-        for name, entries in families.items()
-    }
-    return titled, {key: entry.start for key, entry in known.items() if entry.start}
+            recipes = _defined_recipes(family, known, similarities)
+            rows = family["recipes"].items()
+            starts |= {family["prefix"] + key: row["from"] for key, row in rows if "from" in row}
+        families[name] = family["title"], recipes
+        known |= recipes
+    return families, starts
 
 
-def _defined_entries(
-    family: dict[str, Any], known: dict[str, _Entry], similarities: Mapping[str, str]
-) -> dict[str, _Entry]:
+def _defined_recipes(
+    family: dict[str, Any], known: Recipes, similarities: Mapping[str, str]
+) -> Recipes:
     """The recipes of a family, each like one that was read before or of the family's settings."""
     kind, shared = KINDS[family.get("kind", "classification")], family.get("settings", {})
-    entries: dict[str, _Entry] = {}
+    recipes: dict[str, tuple[str, TrainingRecipe]] = {}
     for name, row in family["recipes"].items():
         settings = {key: value for key, value in row.items() if key not in NOT_SETTINGS}
         if like := row.get("like", family.get("like")):
-            recipe = replace(
-                (entries | known)[like].recipe, **setting_fields(settings, similarities)
-            )
+            original = (recipes | dict(known))[like][1]
+            recipe = replace(original, **setting_fields(settings, similarities))
         else:
             recipe = kind(**setting_fields(shared | settings, similarities))
-        entries[family["prefix"] + name] = _Entry(row["text"], recipe, row.get("from", ""))
-    return entries
+        recipes[family["prefix"] + name] = row["text"], recipe
+    return recipes
 
 
-def _copied_entries(
-    family: dict[str, Any], originals: Mapping[str, _Entry], prefix: str
-) -> dict[str, _Entry]:
+def _copied_recipes(family: dict[str, Any], originals: Recipes, prefix: str) -> Recipes:
     """The recipes of another family, with that one's `prefix`, in the settings of this one."""
-    entries = {}
-    for name, entry in originals.items():
-        method = getattr(entry.recipe, "method", "")
+    copies = {}
+    for name, (text, recipe) in originals.items():
+        method = getattr(recipe, "method", "")
         settings = family["settings"] | family.get("by_method", {}).get(method, {})
         copy = family["prefix"] + name.removeprefix(prefix) + family.get("suffix", "")
-        entries[copy] = replace(entry, recipe=replace(entry.recipe, **settings))
-    return entries
+        copies[copy] = text, replace(recipe, **settings)
+    return copies
 
 
 def setting_fields(

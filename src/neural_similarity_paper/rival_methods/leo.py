@@ -135,17 +135,14 @@ class Leo(Method):
         """Cross-entropy of the queries plus the penalties, for a task of images."""
         with torch.no_grad():
             task = self.embed_episode(episode)
-        with without_autocast(task.query):
-            return self._feature_loss(task)
-
-    def _feature_loss(self, episode: Episode) -> Tensor:
-        support, labels, query, targets = episode
-        codes = self.latent_codes(support, labels, episode.ways)
-        start = codes.draw_sample(self.training)
-        end, weight = self._inner_steps(start, support, labels, differentiable_gradient)
-        loss = F.cross_entropy(self._class_logits(query, weight), targets)
-        loss = loss + self.latent.kl * codes.standard_divergence() + self.weight_penalty()
-        return loss + self.latent.encoder * F.mse_loss(start, end.detach())
+        support, labels, query, targets = task
+        with without_autocast(query):
+            codes = self.latent_codes(support, labels, task.ways)
+            start = codes.draw_sample(self.training)
+            end, weight = self._inner_steps(start, support, labels, differentiable_gradient)
+            loss = F.cross_entropy(self._class_logits(query, weight), targets)
+            loss = loss + self.latent.kl * codes.standard_divergence() + self.weight_penalty()
+            return loss + self.latent.encoder * F.mse_loss(start, end.detach())
 
     def latent_codes(self, support: Tensor, labels: Tensor, ways: int) -> _Normal:
         encoded = self.encoder(self._drop_features(support))

@@ -3,10 +3,9 @@
 Sheets of an older protocol are shown below those of the new one, until the new cells have run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
-from typing import Any
 
 from neural_similarity.lab.train.plots import write_picture
 from neural_similarity_paper.statistics import mean_and_deviation
@@ -35,8 +34,8 @@ OLDER = {
     CONTINUAL.name: (OLDER_CONTINUAL,),
     STREAM.name: (OLDER_STREAM,),
 }
-
-
+STATISTICS = {"new": ", statistics of the new images", "backbone": ", statistics of the backbone"}
+"""What a cell normalises by, where that was chosen."""
 SHADES = 5
 """Points of lead at which the picture's colours end."""
 
@@ -90,9 +89,13 @@ def _summary(study: Study, reports: Sequence[CellReport]) -> str:
 
 def _way_cells(study: Study, report: CellReport, way: str) -> list[str]:
     runs, rate = report.runs[way], report.rates[way]
-    trained, scored = runs[0]["trained"], _scored_text(runs)
+    trained = runs[0]["trained"]
+    # Older runs name no precision of their scores: it was bf16, as all of these trained.
+    precisions = sorted({run.get("score_precision", "bf16") for run in runs})
+    scored = "" if precisions == ["bf16"] else f" (scores: {' and '.join(precisions)})"
     rate = {"0": "by curvature"}.get(rate, rate) if trained else ""
-    cells = [cell_title(report), study.ways[way].label, study.size[1](way, trained), rate]
+    kept = STATISTICS.get(report.facts.get("statistics", ""), "")
+    cells = [report.cell.label + kept, study.ways[way].label, study.size[1](way, trained), rate]
     for correct, leads in zip(report.correct, report.leads, strict=True):
         means = (study.measure.scale * correct[way].double().mean(1)).tolist()
         cells.append(deviation_text(*mean_and_deviation(means)) + scored)
@@ -101,21 +104,6 @@ def _way_cells(study: Study, report: CellReport, way: str) -> list[str]:
         else:
             cells += [""] * 3
     return cells
-
-
-def cell_title(report: CellReport) -> str:
-    """A cell's label, with what it normalises by where that was chosen."""
-    kept = {"new": ", statistics of the new images", "backbone": ", statistics of the backbone"}
-    return report.cell.label + kept.get(report.facts.get("statistics", ""), "")
-
-
-def _scored_text(runs: Iterable[Mapping[str, Any]]) -> str:
-    """The precisions of the scores of runs, where some were not scored in that of training.
-
-    Older runs do not name it: they were scored in bf16, as all of these trained.
-    """
-    precisions = sorted({run.get("score_precision", "bf16") for run in runs})
-    return "" if precisions == ["bf16"] else f" (scores: {' and '.join(precisions)})"
 
 
 def best_baseline(study: Study, report: CellReport, column: int = 0) -> str:

@@ -18,11 +18,7 @@ from torch.distributions import Categorical
 from neural_similarity.lab.data import Images, load_dataset
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.nn import Affine, Static
-from neural_similarity_paper.studies.adapt_map import (
-    CHANGES,
-    RATE_CHANGES,
-    trial_recipe,
-)
+from neural_similarity_paper.studies.adapt_map import CHANGES, RATE_CHANGES, trial_recipe
 from neural_similarity_paper.studies.adapt_study import Cell, Study
 from neural_similarity_paper.studies.adapt_training import (
     MemoryRun,
@@ -104,10 +100,7 @@ STREAM_CELLS = tuple(
     for order in STREAM_ORDERS
 )
 STREAM = Study(
-    **study_fields("adapt-stream"),
-    cells=STREAM_CELLS,
-    run_trial=run_stream,
-    terms=backbone_terms,
+    **study_fields("adapt-stream"), cells=STREAM_CELLS, run_trial=run_stream, terms=backbone_terms
 )
 
 KNOWN: Mapping[str, tuple[Affine, float]] = {

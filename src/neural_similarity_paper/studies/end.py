@@ -95,10 +95,6 @@ class Judged:
     equivalence: float | None = None
     """The p-value of equivalence, at the second look."""
 
-    @property
-    def p_values(self) -> tuple[float | None, ...]:
-        return self.interval.p if self.interval else None, self.adjusted, self.equivalence
-
 
 def read_errors(results: Path) -> dict[ArmKey, Tensor]:
     """The errors of all records of the arms.
@@ -142,15 +138,6 @@ def judge_secondary(errors: Errors) -> list[Judged]:
         if interval is None
         else Judged(*pair, seeds, interval, _side(interval) if p < LEVEL else "not seen", p)
         for pair, interval, p in zip(SECONDARY, intervals, adjusted, strict=True)
-    ]
-
-
-def judge_described(errors: Errors) -> list[Judged]:
-    """The comparisons that are not tested."""
-    return [
-        Judged(*pair, seeds, _compare(errors, pair, seeds), "described")
-        for pair in DESCRIBED
-        for seeds in [_seeds(errors, pair)]
     ]
 
 
@@ -209,9 +196,12 @@ def _epochs_at(error: float, lengths: Sequence[int], curve: Sequence[float]) -> 
 def end_to_markdown(results: Path) -> str:
     """Arms and lengths with their seeds, and what the comparisons say."""
     errors = read_errors(results)
-    primary = judge_primary(errors)
-    parts = ["# Trained to the end", CONTENT["end"]["note"], _arms_table(errors), "## Comparisons"]
-    parts.append(_judged_table([primary, *judge_secondary(errors), *judge_described(errors)]))
+    judged = [judge_primary(errors), *judge_secondary(errors)]
+    for pair in DESCRIBED:  # These are not tested.
+        seeds = _seeds(errors, pair)
+        judged.append(Judged(*pair, seeds, _compare(errors, pair, seeds), "described"))
+    parts = ["# Trained to the end", CONTENT["end"]["note"], _arms_table(errors)]
+    parts += ["## Comparisons", _judged_table(judged)]
     if factors := [
         f"{epochs} epochs: {factor.mean:.2f} [{factor.low:.2f}, {factor.high:.2f}]"
         for epochs in EPOCHS
@@ -245,10 +235,11 @@ def _judged_table(judged: Sequence[Judged]) -> str:
             f"{each.ours}" + (" of CIFAR-100" if each.ours.data == "cifar100" else ""),
             *(f"{each.theirs}", f"{each.seeds}"),
             interval_text(each.interval) if each.interval else "",
-            *("" if p is None else f"{p:.3f}" for p in each.p_values),
+            *("" if p is None else f"{p:.3f}" for p in (own, each.adjusted, each.equivalence)),
             each.verdict,
         )
         for each in judged
+        for own in [each.interval.p if each.interval else None]
     ]
     return markdown_rows(head, *rows)
 

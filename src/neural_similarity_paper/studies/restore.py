@@ -133,15 +133,12 @@ def load_sharp(dataset: str, data: Path) -> dict[str, Tensor]:
         pixels = split.train.pixels, split.val.pixels, split.test.pixels
     counts = PARTS["train"], PARTS["draws"] + PARTS["held_out"], PARTS["test"]
     train, others, test = (
-        _grey(part[torch.randperm(len(part), generator=seeded_generator("restore", at))[:count]])
+        part[order[:count]].float().mean(1, keepdim=True) / 255
         for at, (part, count) in enumerate(zip(pixels, counts, strict=True))
+        for order in [torch.randperm(len(part), generator=seeded_generator("restore", at))]
     )
     draws, held_out = others[: PARTS["draws"]], others[PARTS["draws"] :]
     return {"train": train, "draws": draws, "held_out": held_out, "test": test}
-
-
-def _grey(pixels: Tensor) -> Tensor:
-    return pixels.float().mean(1, keepdim=True) / 255
 
 
 def observe(sharp: Tensor, camera: Camera, *seeds: int) -> Pairs:

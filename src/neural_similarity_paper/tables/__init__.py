@@ -1,8 +1,6 @@
 """The paper's tables from run records, and the commands of the runs that they lack."""
 
-from neural_similarity_paper.tables.costs import StepCosts as StepCosts
 from neural_similarity_paper.tables.costs import read_costs as read_costs
-from neural_similarity_paper.tables.kinds import Wanted as Wanted
 from neural_similarity_paper.tables.missing import Line as Line
 from neural_similarity_paper.tables.missing import Scope as Scope
 from neural_similarity_paper.tables.missing import missing_lines as missing_lines
@@ -15,6 +13,4 @@ from neural_similarity_paper.tables.records import write_records as write_record
 from neural_similarity_paper.tables.report import make_report as make_report
 from neural_similarity_paper.tables.rows import TABLES as TABLES
 from neural_similarity_paper.tables.rows import Row as Row
-from neural_similarity_paper.tables.rows import Table as Table
-from neural_similarity_paper.tables.running import LinesOutcome as LinesOutcome
 from neural_similarity_paper.tables.running import run_lines as run_lines

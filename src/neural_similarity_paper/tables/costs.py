@@ -47,8 +47,11 @@ def _parse_costs(report: dict[str, Any]) -> StepCosts | None:
     current = {n for n, c in environment["recipes"].items() if is_current(n, c)}
     spread = max(row["times"][STEP]["spread"] for row in rows if row["baseline"])
     noise = timing_doubt(report["quick"], report["others"], spread)
-    source = _timing_source(environment, rows[0]["group"]) + (f" ({noise})" if noise else "")
-    rows = [row for row in rows if row["group"] == rows[0]["group"]]
+    group, commit = rows[0]["group"], environment.get("commit")
+    words = ", ".join(f"{name} {value}" for name, value in group.items() if name != "what")
+    source = f"`{environment['command']}`, {words}, on {machine_name(environment)}"
+    source += (f", code {commit[:12]}" if commit else "") + (f" ({noise})" if noise else "")
+    rows = [row for row in rows if row["group"] == group]
     baseline, *_ = [row["name"] for row in rows if row["baseline"]]
     ratios = {
         row["name"]: Interval(*(row["times"][STEP][end] for end in ("ratio", "low", "high")))
@@ -93,11 +96,3 @@ def is_current(name: str, config: dict[str, Any]) -> bool:
         return False
     later = {field.name: field.default for field in fields(recipe) if field.name not in config}
     return later | config == recipe_to_json(recipe)
-
-
-def _timing_source(environment: dict[str, Any], group: dict[str, Any]) -> str:
-    """Command, group, machine and commit."""
-    words = ", ".join(f"{name} {value}" for name, value in group.items() if name != "what")
-    source = f"`{environment['command']}`, {words}, on {machine_name(environment)}"
-    commit = environment.get("commit")
-    return f"{source}, code {commit[:12]}" if commit else source

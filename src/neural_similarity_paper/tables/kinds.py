@@ -5,7 +5,7 @@ A few-shot run has a record for each evaluation.
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, ClassVar, cast, get_args
@@ -153,11 +153,12 @@ class RunRecords:
     def outcomes_of(self, run: Any) -> dict[str, dict[str, Any]]:
         """The parts of records that only this kind of run has, by the names of their files."""
         summary = public_summary(run)
-        correct = summary.pop("test_correct")
+        correct, side = summary.pop("test_correct"), run.image_size
+        folded = fold(merge_baselines(run.build()), dynamic="keep")
         summary.pop(BY_CLASS, None)  # A thousand numbers for ImageNet, which follow from `correct`.
         outcome = {
             "checkpoint": checkpoint_facts(run, "last"),
-            "summary": summary | {"macs": _folded_macs(run)},
+            "summary": summary | {"macs": models.macs(folded, run.channels, side, side)},
             "metrics": read_lines(run.metrics),
             "learned": learned(merge_baselines(load_network(run))),
             "correct": correct,
@@ -195,26 +196,8 @@ def public_summary(run: Run) -> dict[str, Any]:
     return {key: value for key, value in read_facts(run.summary).items() if key != "command"}
 
 
-def _folded_macs(run: Run) -> int:
-    size = (run.channels, run.image_size, run.image_size)
-    return models.macs(fold(merge_baselines(run.build()), dynamic="keep"), *size)
-
-
-TABLE_WAYS, TABLE_QUERIES, TASK_SEED = 5, 15, 0
-"""Classes, and queries of each, of a table's tasks, and the seed of their list."""
-
-
-def table_sizes(shots: int) -> TaskSizes:
-    """The sizes of a table's tasks."""
-    return TaskSizes(ways=TABLE_WAYS, shots=shots, queries=TABLE_QUERIES)
-
-
-def evaluate_options(method: str, sizes: TaskSizes, count: int, seed: int, part: str) -> list[str]:
-    """The options of `nsim evaluate` for a method on tasks."""
-    numbers = {"ways": sizes.ways, "shots": sizes.shots, "queries": sizes.queries}
-    numbers |= {"tasks": count, "task-seed": seed}
-    options = [word for name, number in numbers.items() for word in (f"--{name}", f"{number}")]
-    return ["--method", method, *options, "--part", part]
+TABLE_TASKS, TASK_SEED = TaskSizes(ways=5, queries=15), 0
+"""Sizes of a table's tasks, but for their shots, and the seed of their list."""
 
 
 def _classes(record: Record) -> Classes:
@@ -260,13 +243,15 @@ class EvaluationRecords(RunRecords):
         MAML, ANIL and meta-learned NSN, whose initial classifier is learned, are trained on
         training classes alone; the paper trains static and dynamic NSN on validation classes too.
         """
-        kind, sizes = METHODS[row.method], table_sizes(row.shots)
+        kind, sizes = METHODS[row.method], replace(TABLE_TASKS, shots=row.shots)
         facts = {"part": "test", "count": count, "seed": TASK_SEED}
-        options = tuple(evaluate_options(row.method, sizes, count, TASK_SEED, "test"))
+        options = {"method": row.method} | asdict(sizes)
+        options |= {"tasks": count, "task-seed": TASK_SEED, "part": "test"}
+        words = tuple(word for name in options for word in (f"--{name}", f"{options[name]}"))
         for train_on in get_args(Classes)[: 1 if kind.fixed_ways else None]:
             stem = evaluation_name((row.method, train_on, kind.statistics, seed), sizes, facts)
             run = Key(row.recipe, seed, retrained=train_on != "train")
-            yield Wanted(run, stem, f"{EVALUATIONS}/{stem}.json", options)
+            yield Wanted(run, stem, f"{EVALUATIONS}/{stem}.json", words)
 
     def outcomes_of(self, run: FewShotRun) -> dict[str, dict[str, Any]]:
         evaluations = read_evaluations(run)
@@ -293,11 +278,16 @@ class EvaluationRecords(RunRecords):
 
     def group_records(self, records: Sequence[Record], row: Row) -> dict[Hashable, list[Record]]:
         """Evaluations on test classes, by training classes, statistics, tasks and start."""
+        longest: dict[str, Record] = {}  # Of those that differ in the number of tasks alone.
+        for record in sorted(records, key=lambda record: len(record.correct)):
+            tasks = record.evaluation.tasks | {"count": 0}
+            countless = replace(record.evaluation, tasks=tasks)
+            longest[countless.file_name(_classes(record), record.seed)] = record
         groups: dict[Hashable, list[Record]] = {}
-        for record in _longest(records):
+        for record in longest.values():
             evaluation = record.evaluation
             tasks = evaluation.method, evaluation.sizes, evaluation.tasks["part"]
-            if tasks == (row.method, table_sizes(row.shots), "test"):
+            if tasks == (row.method, replace(TABLE_TASKS, shots=row.shots), "test"):
                 digest = evaluation.tasks["digest"]
                 facts = evaluation.statistics, digest, _start_budget(record)
                 groups.setdefault((_classes(record), *facts), []).append(record)
@@ -320,13 +310,3 @@ class EvaluationRecords(RunRecords):
 
     def interval(self, values: Tensor) -> Interval:
         return by_task(values)
-
-
-def _longest(records: Iterable[Record]) -> list[Record]:
-    """Of records that differ only in the number of tasks, the one with the most."""
-    longest: dict[str, Record] = {}
-    for record in sorted(records, key=lambda record: len(record.correct)):
-        evaluation = record.evaluation
-        countless = replace(evaluation, tasks=evaluation.tasks | {"count": 0})
-        longest[countless.file_name(_classes(record), record.seed)] = record
-    return list(longest.values())

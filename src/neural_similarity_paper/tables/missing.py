@@ -70,7 +70,7 @@ class Line:
 
     run: Key
     folder: Path
-    commands: tuple[tuple[str, ...], ...]
+    commands: list[list[str]]
     """Words after `nsim`."""
     records: tuple[Path, ...]
     """What exists in the end."""
@@ -102,33 +102,34 @@ def missing_lines(wanted: Iterable[Wanted], scope: Scope) -> list[Line]:
         ValueError: a record cannot be used.
         RunError: a run folder that would be used holds another run.
     """
-    records: dict[Key, list[Wanted]] = {}
+    missing: dict[Key, list[Wanted]] = {}
     for record in wanted:
-        if not is_recorded(record, scope):
-            for key in _needed_runs(record.run, scope):
-                records.setdefault(key, [])
-            records[record.run].append(record)
-    lines: dict[Key, Line] = {}
-    for key, missing in records.items():
-        commands = _remaining_commands(key, missing, scope)
-        if not commands:
-            continue
-        after = [lines[before] for before in _runs_before(key, scope) if before in lines]
-        lines[key] = Line(
-            run=key,
-            folder=scope.run_folder(key),
-            commands=tuple(map(tuple, commands)),
-            records=tuple(map(scope.record_path, missing)),
-            after=tuple(line.run for line in after),
-            stage=1 + max((line.stage for line in after), default=0),
-        )
-    return list(lines.values())
+        if (path := scope.record_path(record)).exists():
+            read_placed(path, record.run.name, scope.budget)
+        else:
+            missing.setdefault(record.run, []).append(record)
+    lines: dict[Key, Line | None] = {}
 
+    def add_line(key: Key) -> Line | None:
+        """The line of a run, added after those of the runs that it builds on."""
+        if key not in lines:
+            before = [line for each in _runs_before(key, scope) if (line := add_line(each))]
+            records = missing.get(key, [])
+            commands = _remaining_commands(key, records, scope)
+            line = Line(
+                run=key,
+                folder=scope.run_folder(key),
+                commands=commands,
+                records=tuple(map(scope.record_path, records)),
+                after=tuple(line.run for line in before),
+                stage=1 + max((line.stage for line in before), default=0),
+            )
+            lines[key] = line if commands else None
+        return lines[key]
 
-def is_recorded(wanted: Wanted, scope: Scope) -> bool:
-    """Whether there is a record, which must be usable."""
-    path = scope.record_path(wanted)
-    return path.exists() and bool(read_placed(path, wanted.run.name, scope.budget))
+    for key in missing:
+        add_line(key)
+    return [line for line in lines.values() if line]
 
 
 def _runs_before(key: Key, scope: Scope) -> list[Key]:
@@ -137,13 +138,6 @@ def _runs_before(key: Key, scope: Scope) -> list[Key]:
         return []
     starts = [Key(STARTS[key.name], key.seed, key.retrained)] if key.name in STARTS else []
     return [*starts, Key(key.name, key.seed)] if key.retrained else starts
-
-
-def _needed_runs(key: Key, scope: Scope) -> Iterator[Key]:
-    """The runs that a run needs, itself last."""
-    for before in _runs_before(key, scope):
-        yield from _needed_runs(before, scope)
-    yield key
 
 
 def _remaining_commands(key: Key, wanted: list[Wanted], scope: Scope) -> list[list[str]]:

@@ -52,7 +52,11 @@ def panel_notes(report: PanelReport) -> str:
         commits=", ".join(sorted(set(map(_code_commits, records)))),
     )
     changed = _text("changed_code", runs=dirty) if dirty else ""
-    return text + _other_precisions(records) + changed + _scatter_note(report) + _chosen(report)
+    # Rows that use a choice that was made by the test error they report.
+    recipes = [RECIPES[each.row.recipe] for each in report.lines if each.records]
+    predictors = [getattr(recipe.similarity, "predictor", 0) for recipe in recipes]
+    chosen = TEXTS["chosen"] if SphereNet(batch_norm=True) in predictors else ""
+    return text + _other_precisions(records) + changed + _scatter_note(report) + chosen
 
 
 def _run_name(record: Record) -> str:
@@ -69,13 +73,6 @@ def _scatter_note(report: PanelReport) -> str:
     listed = "; ".join(f"{label} {interval_text(pooled)}" for label, pooled in lines if pooled)
     deviation, freedom = report.scatter
     return _text("scatter", deviation=deviation, freedom=freedom, listed=listed, count=count)
-
-
-def _chosen(report: PanelReport) -> str:
-    """A warning where rows use a choice that was made by the test error they report."""
-    recipes = [RECIPES[each.row.recipe] for each in report.lines if each.records]
-    predictors = [getattr(recipe.similarity, "predictor", 0) for recipe in recipes]
-    return TEXTS["chosen"] if SphereNet(batch_norm=True) in predictors else ""
 
 
 def _other_precisions(records: Sequence[Record]) -> str:
@@ -115,16 +112,15 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
     schedule = f" ({report.schedule_text})" if report.schedule_text else ""
     parts = [f"# {report.table.title}{schedule}"]
     for panel in report.panels:
-        columns = (
-            _method_columns(report, verdicts)
-            if mixed
-            else _network_columns(report, panel, verdicts)
-        )
+        form = _method_columns if mixed else _network_columns
+        columns = form(report, panel, verdicts)
         rows = ([cell(line) for cell in columns.values()] for line in panel.lines)
         table = markdown_rows(list(columns), *rows)
         parts += [f"## {panel.panel.title}", table, "" if mixed else panel_notes(panel)]
-    notes = _method_notes if mixed else _network_notes
-    parts += notes(report, verdicts)
+    if mixed:
+        parts.append(_text("methods", note=report.table.note, clear=CLEAR, count=len(verdicts)))
+    else:
+        parts += _network_notes(report, verdicts)
     if picture:
         parts.append(f"![{report.table.title}, {report.schedule_text}]({picture})")
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -135,13 +131,13 @@ Columns = dict[str, Callable[[RowReport], str]]
 """What a column shows of a row, by heading."""
 
 
-def _method_columns(report: Report, verdicts: Verdicts) -> Columns:
+def _method_columns(report: Report, _: PanelReport, verdicts: Verdicts) -> Columns:
     """The columns of few-shot methods, whose rows say themselves what they are of."""
     columns: Columns = {
         "method": lambda line: line.row.label,
         "recipe": lambda line: f"`{line.row.recipe}`",
         "shots": lambda line: f"{line.row.shots}",
-        "paper": _paper_accuracy,
+        "paper": partial(_paper_cell, None),
         "ours": _our_accuracy,
     }
     for at, heading in enumerate(report.table.compared):
@@ -155,19 +151,8 @@ def _millions(records: Sequence[Record], fact: str, form: str) -> str:
     return f"{records[0].summary[fact] / 1e6:{form}} M"
 
 
-def _mean_time(records: Sequence[Record]) -> str:
-    """The mean time of training."""
-    return format_clock(fmean(record.summary["seconds"] for record in records))
-
-
 def _of_records(cell: Callable[[Sequence[Record]], str], line: RowReport) -> str:
     return cell(line.records) if line.records else ""
-
-
-def _paper_accuracy(line: RowReport) -> str:
-    row = line.row
-    half_width = "" if row.half_width is None else f" ± {row.half_width:.2f}"
-    return "" if row.paper is None else f"{row.paper:.2f}{half_width}"
 
 
 def _our_accuracy(line: RowReport) -> str:
@@ -188,10 +173,6 @@ def _method_difference(at: int, verdicts: Verdicts, line: RowReport) -> str:
     return text if common == len(line.records) else f"{text} (n = {common})"
 
 
-def _method_notes(report: Report, verdicts: Verdicts) -> list[str]:
-    return [_text("methods", note=report.table.note, clear=CLEAR, count=len(verdicts))]
-
-
 def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> Columns:
     """The columns of networks, which are compared with the first."""
     metric, baseline = panel.panel.metric, panel.panel.baseline_row
@@ -210,7 +191,9 @@ def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> 
         "p by image": lambda line: p_text(verdicts.get(line.baseline_difference), "images"),
         "parameters": partial(_of_records, lambda records: _millions(records, "parameters", ".2f")),
         "MACs": partial(_of_records, lambda records: _millions(records, "macs", ",.0f")),
-        "time": partial(_of_records, _mean_time),
+        "time": partial(
+            _of_records, lambda records: format_clock(fmean(r.summary["seconds"] for r in records))
+        ),
     }
     if any("trained" in record.summary for record in panel.all_records):
         columns["trained"] = partial(_adapter_cell, "trained", "{:,}")
@@ -235,14 +218,9 @@ def our_result(line: RowReport) -> str:
     if not line.records:
         return "not run"
     top5 = "" if line.top5_error is None else f", top-5 {deviation_text(*line.top5_error)}"
-    lost = failed_text(line.records)
+    count = sum(record.failed for record in line.records)  # These are not in the mean.
+    lost = f" ({count} of {len(line.records)} failed)" if count else ""
     return deviation_text(*line.value) + top5 + lost
-
-
-def failed_text(records: Sequence[Record]) -> str:
-    """How many of the runs failed, if any did: these are not in the mean."""
-    count = sum(record.failed for record in records)
-    return f" ({count} of {len(records)} failed)" if count else ""
 
 
 def judge_differences(report: Report) -> dict[Difference, Verdict]:
@@ -254,10 +232,7 @@ def judge_differences(report: Report) -> dict[Difference, Verdict]:
         for each in line.differences
         if each.by_image is not None
     }
-    comparisons = [
-        Comparison(difference=difference, sign=1, budget=budget)
-        for difference, budget in budgets.items()
-    ]
+    comparisons = [Comparison(difference=d, sign=1, budget=b) for d, b in budgets.items()]
     return dict(zip(budgets, judge_comparisons(comparisons), strict=True))
 
 
@@ -285,19 +260,21 @@ def _step_time(line: RowReport) -> str:
     return f"{line.step.mean:.2f} [{line.step.low:.2f}, {line.step.high:.2f}]"
 
 
-def _paper_cell(baseline: Row, line: RowReport) -> str:
+def _paper_cell(baseline: Row | None, line: RowReport) -> str:
     """The paper's number and its difference to the paper's baseline."""
     row = line.row
     if row.paper is None:
         return ""
-    top5 = "" if row.top5 is None else f", top-5 {row.top5:.2f}"
+    half_width = "" if row.half_width is None else f" ± {row.half_width:.2f}"
     change = paper_change(row, baseline)
-    return f"{row.paper:.2f}" + ("" if change is None else f" ({signed_number(change)})") + top5
+    difference = "" if change is None else f" ({signed_number(change)})"
+    top5 = "" if row.top5 is None else f", top-5 {row.top5:.2f}"
+    return f"{row.paper:.2f}{half_width}{difference}{top5}"
 
 
-def paper_change(row: Row, baseline: Row) -> float | None:
+def paper_change(row: Row, baseline: Row | None) -> float | None:
     """The paper's difference between a row and its baseline; None where it has none."""
-    if row == baseline or row.paper is None or baseline.paper is None:
+    if baseline in (None, row) or row.paper is None or baseline.paper is None:
         return None
     return row.paper - baseline.paper
 

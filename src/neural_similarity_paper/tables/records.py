@@ -11,8 +11,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from neural_similarity.files import read_json
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.tasks.few_shot import FewShotRecipe
@@ -145,14 +143,10 @@ def _parse_record(path: Path, content: dict[str, Any]) -> Record:
         check_fields(process, {"commit": str | None})
     facts: dict[str, Any] = {f.name: content[f.name] for f in fields(Record) if f.name in content}
     facts |= outcome | {"path": path, "name": content["recipe"], "recipe": recipe}
-    return Record(**facts, failed=_training_failed(content, outcome["accuracies"]))
-
-
-def _training_failed(content: dict[str, Any], accuracies: Tensor) -> bool:
-    """Whether a record's training failed; older ones do not say how many classes there are."""
     losses = [entry["loss"] for entry in content.get("metrics", []) if "loss" in entry]
-    classes = content["data"].get("classes")
-    return classes is not None and has_failed(losses, accuracies.mean().item(), classes)
+    accuracy, classes = outcome["accuracies"].mean().item(), content["data"].get("classes")
+    failed = classes is not None and has_failed(losses, accuracy, classes)  # None in older ones.
+    return Record(**facts, failed=failed)
 
 
 def recorded_budgets(results: Path, names: Iterable[str]) -> list[str]:
@@ -203,18 +197,15 @@ def write_records(run: Run, results: Path) -> list[Path]:
         )
     folder, facts = records_folder(results, run.name, run.budget), _run_facts(run)
     outcomes = kind_of(run.recipe).outcomes_of(run)
-    return [
-        _write_record(folder / f"{stem}.json", facts | outcome)
-        for stem, outcome in outcomes.items()
-    ]
-
-
-def _write_record(path: Path, content: dict[str, Any]) -> Path:
-    if not path.exists():
-        write_result(path, content)
-    elif read_record(path) and read_json(path)["correct"] != content["correct"]:
-        raise RunError(f"{path} exists already with another outcome; delete it to write it again")
-    return path
+    contents = {folder / f"{stem}.json": facts | outcome for stem, outcome in outcomes.items()}
+    for path, content in contents.items():
+        if not path.exists():
+            write_result(path, content)
+        elif read_record(path) and read_json(path)["correct"] != content["correct"]:
+            raise RunError(
+                f"{path} exists already with another outcome; delete it to write it again"
+            )
+    return list(contents)
 
 
 def _run_facts(run: Run) -> dict[str, Any]:
@@ -223,21 +214,17 @@ def _run_facts(run: Run) -> dict[str, Any]:
     config = recipe_to_json(run.recipe)
     if run.name in STARTS:  # By a path on this machine.
         config[run.recipe.START] = getattr(RECIPES[run.name], run.recipe.START)
-    origin = {
-        "start": public_start(environment.get("start")),
-        "retrained": environment.get("retrained"),
-    }
+    start, public = environment.get("start"), ("recipe", "seed", "classes", "budget", "weights")
+    if start is not None:  # Its settings are those of its recipe.
+        start = {name: start[name] for name in public if name in start}
+    origin = {"start": start, "retrained": environment.get("retrained")}
     return {
         "recipe": run.name,
         "budget": run.budget,
         "seed": run.recipe.seed,
         "code": code_of(environment),
         "environment": machine_of(environment),
-        "data": {
-            "name": run.recipe.dataset,
-            "digest": run.digest,
-            "classes": len(run.classes),
-        },
+        "data": {"name": run.recipe.dataset, "digest": run.digest, "classes": len(run.classes)},
         "config": config,
         **{name: facts for name, facts in origin.items() if facts is not None},
     }
@@ -270,12 +257,6 @@ def _is_changed(start: dict[str, Any]) -> bool:
     return bool(changed) or (before is not None and _is_changed(before))
 
 
-def public_start(start: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The facts about a start that a record holds; its settings are those of its recipe."""
-    names = ("recipe", "seed", "classes", "budget", "weights")
-    return start and {name: start[name] for name in names if name in start}
-
-
 def code_of(environment: dict[str, Any]) -> dict[str, Any]:
     """The code that began the run, and other commits under which it went on, if there are any.
 
@@ -294,11 +275,8 @@ def code_of(environment: dict[str, Any]) -> dict[str, Any]:
 
 def machine_of(environment: dict[str, Any]) -> dict[str, Any]:
     """The environment without a machine's folder names, since records are public."""
-    facts = {
-        key: value
-        for key, value in environment.items()
-        if key not in ("command", "start", "retrained")
-    }
+    private = ("command", "start", "retrained")
+    facts = {key: value for key, value in environment.items() if key not in private}
     if "resumed" in facts:
         facts["resumed"] = [machine_of(process) for process in facts["resumed"]]
     return facts

@@ -173,7 +173,10 @@ class _Reader:
         scatter = None
         if not self.table.mixed:
             records = {row: list(chain(*each.values())) for row, each in groups.items()}
-            _require_same_data(chain(*records.values()))
+            by_digest = {record.data["digest"]: record for record in chain(*records.values())}
+            if len(by_digest) > 1:
+                paths = " and ".join(str(record.path) for record in by_digest.values())
+                raise ValueError(f"`results` must be of the same data to be compared, got {paths}")
             by_recipe = {row.recipe: trained_runs(each) for row, each in records.items()}
             scatter = pooled_deviation(metric_values(r, panel.metric) for r in by_recipe.values())
         lines = (
@@ -261,6 +264,8 @@ def compare_records(
     ours_each, theirs_each = (
         torch.stack([record.accuracies[:count] for record in side]) for side in (mine, others)
     )
+    mean, before = (fmean(metric_values(side.values(), metric)) for side in (first, second))
+    pooled = scatter and by_pooled_seeds(mean - before, *scatter, len(first), len(second))
     by_seed_and_unit = 100 * sign * (ours_each - theirs_each)
     several = len(common) >= LEAST_SEEDS
     return Difference(
@@ -268,25 +273,10 @@ def compare_records(
         by_seed=by_seed([own - other for own, other in values]) if several else None,
         by_image=kind_of(mine[0].recipe).interval(by_seed_and_unit.mean(0)),
         by_both=by_seed_and_image(by_seed_and_unit) if several else None,
-        by_pooled_seeds=scatter and _pooled_interval(first, second, metric, scatter),
+        by_pooled_seeds=pooled,
     )
-
-
-def _pooled_interval(
-    first: Mapping[int, Record], second: Mapping[int, Record], metric: MetricName, scatter: Scatter
-) -> Interval:
-    """The interval of the difference between the means over all seeds of both sides."""
-    ours, theirs = (metric_values(side.values(), metric) for side in (first, second))
-    return by_pooled_seeds(fmean(ours) - fmean(theirs), *scatter, len(ours), len(theirs))
 
 
 def records_by_seed(records: Iterable[Record]) -> dict[int, Record]:
     """Records by their seeds, in that order."""
     return {record.seed: record for record in sorted(records, key=lambda record: record.seed)}
-
-
-def _require_same_data(records: Iterable[Record]) -> None:
-    by_digest = {record.data["digest"]: record for record in records}
-    if len(by_digest) > 1:
-        paths = " and ".join(str(record.path) for record in by_digest.values())
-        raise ValueError(f"`results` must be of the same data to be compared, got {paths}")

@@ -101,17 +101,12 @@ def _panel_rows(rows: str | list[list[Any]], shots: Sequence[int]) -> tuple[Row,
     if isinstance(rows, str):
         recipes = GROUPS[rows] if rows in GROUPS else FAMILIES[rows][1]
         return tuple(Row(label, name) for name, (label, _) in recipes.items())
-    listed = [_listed_row(*row) for row in rows]
+    # Label, recipe, the paper's number, if it has one, and a table of other facts.
+    split = [(row[:-1], row[-1]) if isinstance(row[-1], dict) else (row, {}) for row in rows]
+    listed = [Row(*cells, **facts) for cells, facts in split]
     if not shots:
         return tuple(listed)
     return tuple(_row_at_shots(row, count, shots[0]) for row in listed for count in shots)
-
-
-def _listed_row(label: str, recipe: str, *rest: Any) -> Row:
-    """A row as it is listed: then the paper's number, if it has one, and a table of other facts."""
-    numbers = [cell for cell in rest if not isinstance(cell, dict)]
-    (facts,) = [cell for cell in rest if isinstance(cell, dict)] or [{}]
-    return Row(label, recipe, *numbers, **facts)
 
 
 def _row_at_shots(row: Row, count: int, papers: int) -> Row:

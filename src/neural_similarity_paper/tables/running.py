@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -23,29 +22,22 @@ FORWARDS = os.name == "posix"
 """Whether a signal is passed on: Windows hands Ctrl-C to all processes of a console itself."""
 
 
-@dataclass
-class LinesOutcome:
-    """What became of lines."""
-
-    failed: dict[Key, str] = field(default_factory=dict)
-    """The reason of each failure."""
-    stopped: int | None = None
-    """The signal that ended it early."""
-
-
-def run_lines(lines: Sequence[Line], jobs: int) -> LinesOutcome:
+def run_lines(lines: Sequence[Line], jobs: int) -> tuple[dict[Key, str], int | None]:
     """Run lines, `jobs` at a time, stage by stage.
 
     A line that fails is noted; those that wait for it fail with it, and the others go on. Ctrl-C or
     SIGTERM lets every process save what it has, from which the next call goes on. What several
     processes print goes to FOLDER.log beside each run folder.
+
+    Returns:
+        The reason of each failure, and the signal that ended it early.
     """
-    outcome = LinesOutcome()
+    failed: dict[Key, str] = {}
     with signals_noted() as stop, ThreadPoolExecutor(jobs) as pool:
 
         def run_line(line: Line) -> str | None:
-            if failed := [key for key in line.after if key in outcome.failed]:
-                return outcome.failed[failed[0]]
+            if reasons := [failed[key] for key in line.after if key in failed]:
+                return reasons[0]
             if line.records and all(path.exists() for path in line.records):
                 return None  # Another command recorded them meanwhile.
             log = line.folder.with_name(f"{line.folder.name}.log") if jobs > 1 else None
@@ -62,9 +54,8 @@ def run_lines(lines: Sequence[Line], jobs: int) -> LinesOutcome:
                 pass
             for line, reason in zip(staged, (each.result() for each in reasons), strict=True):
                 if reason is not None and stop() is None:
-                    outcome.failed[line.run] = reason
-        outcome.stopped = stop()
-    return outcome
+                    failed[line.run] = reason
+        return failed, stop()
 
 
 def _run_commands(line: Line, log: Path | None, stop: Callable[[], int | None]) -> str | None:

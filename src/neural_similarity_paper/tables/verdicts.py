@@ -60,10 +60,10 @@ def judge_comparisons(
         tables: of each comparison the table, whose own Holm's adjustment counts; by default one.
     """
     families = tables or [None] * len(comparisons)
-    seeds, images = (
-        _adjusted_values([value(comparison.difference) for comparison in comparisons], families)
-        for value in (seed_value, image_value)
-    )
+    differences = [comparison.difference for comparison in comparisons]
+    by_image = [d.by_image and d.by_image.p for d in differences]
+    seeds = _adjusted_values(list(map(seed_value, differences)), families)
+    images = _adjusted_values(by_image, families)
     return [
         Verdict(status=_status(comparison, *adjusted), seeds=adjusted[0], images=adjusted[1])
         for comparison, *adjusted in zip(comparisons, seeds, images, strict=True)
@@ -77,11 +77,6 @@ def seed_value(difference: Difference) -> float | None:
     intervals = difference.intervals
     one_side = len({interval.mean > 0 for interval in intervals}) == 1
     return max(interval.p or 0 for interval in intervals) if one_side else 1.0
-
-
-def image_value(difference: Difference) -> float | None:
-    """The p-value by test image or task."""
-    return None if difference.by_image is None else difference.by_image.p
 
 
 def _adjusted_values(

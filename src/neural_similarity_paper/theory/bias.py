@@ -8,14 +8,17 @@ nothing to gain. In sensing and completion it does not.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from neural_similarity.lab.train.plots import Curve, draw_curves
+from neural_similarity_paper.learned import four_digits
 from neural_similarity_paper.theory.measures import (
     effective_rank,
+    gaussian_numbers,
     nuclear_norm,
     seed_generators,
     seed_summary,
@@ -85,18 +88,13 @@ def _draw_problem(kind: ProblemKind, generator: torch.Generator) -> tuple[Tensor
     return SIZE / MEASUREMENTS**0.5 * torch.eye(SIZE**2, dtype=truth.dtype)[entries], truth
 
 
-def gaussian_numbers(generator: torch.Generator, *shape: int) -> Tensor:
-    """Independent standard normal numbers in float64."""
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 def initial_factors(starts: Sequence[Start], generators: Sequence[torch.Generator]) -> list[Tensor]:
-    """The factors (seeds, starts, size, size), W first; every seed's starts share its G."""
-    depths = {start.depth for start in starts}
-    if len(depths) != 1:
-        raise ValueError(f"`starts` must have one depth, got {sorted(depths)}")
+    """The factors (seeds, starts, size, size), W first; every seed's starts share its G.
+
+    `starts` have one depth.
+    """
     factors = []
-    for factor in range(depths.pop()):
+    for factor in range(starts[0].depth):
         drawn = torch.stack([gaussian_numbers(each, SIZE, SIZE) / SIZE for each in generators])
         factors.append(torch.stack([_scale_start(drawn, start, factor) for start in starts], 1))
     return factors
@@ -108,14 +106,6 @@ def _scale_start(drawn: Tensor, start: Start, factor: int) -> Tensor:
     if start.random:
         return start.similarity * SIZE**0.5 * drawn
     return start.similarity * torch.eye(SIZE, dtype=drawn.dtype).expand_as(drawn)
-
-
-def factor_product(factors: Sequence[Tensor]) -> Tensor:
-    """The factors multiplied, W first."""
-    whole = factors[0]
-    for factor in factors[1:]:
-        whole = whole @ factor
-    return whole
 
 
 def descend_factors(
@@ -136,7 +126,7 @@ def descend_factors(
     factors = [factor.clone().requires_grad_() for factor in factors]
     targets, products, losses = problem.measured_targets, [], []
     for step in range(snapshots[-1] + 1):
-        whole = factor_product(factors)
+        whole = reduce(torch.matmul, factors)
         # Starts in columns: the operator is read once for all of them.
         residual = problem.operator @ whole.flatten(2).mT - targets
         if step in snapshots:
@@ -240,8 +230,7 @@ def _start_outcome(index: int, curves: dict[str, Tensor], moved: Tensor) -> dict
         "moved": moved.tolist(),
         # Means over seeds at `steps`.
         "curves": {
-            name: [float(f"{value:.4g}") for value in values[:, :, index].mean(1)]
-            for name, values in curves.items()
+            name: four_digits(values[:, :, index].mean(1)) for name, values in curves.items()
         },
     }
 

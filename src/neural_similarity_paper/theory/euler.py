@@ -17,7 +17,11 @@ from torch.nn import functional as F
 import neural_similarity as ns
 from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity.nn import StaticSimilarity
-from neural_similarity_paper.theory.measures import seed_generators
+from neural_similarity_paper.theory.measures import (
+    gaussian_numbers,
+    relative_distance,
+    seed_generators,
+)
 
 CHANNELS, TAPS, CENTRE, LENGTH = 4, 9, 4, 5
 DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -34,9 +38,10 @@ def residual_layer(weight: Tensor, m: Tensor, step: float) -> ns.Conv2d:
         channels, channels, 3, padding=1, bias=False, dtype=weight.dtype, similarity=spec
     )
     layer.weight.data.copy_(weight)
-    identity = torch.eye(len(m), dtype=m.dtype)
+    # The full W̃ of least norm with W W̃ the centre tap.
+    selecting = torch.linalg.pinv(weight.flatten(1)) @ centre_tap(channels)
     static = cast(StaticSimilarity, layer.similarity)
-    static.raw.data.copy_((selecting_matrix(weight) + step * m - identity).flatten())
+    static.raw.data.copy_((selecting + step * m - torch.eye(len(m), dtype=m.dtype)).flatten())
     return layer
 
 
@@ -45,11 +50,6 @@ def centre_tap(channels: int) -> Tensor:
     kernel = torch.zeros(channels, channels, TAPS, dtype=torch.float64)
     kernel[range(channels), range(channels), CENTRE] = 1
     return kernel.flatten(1)
-
-
-def selecting_matrix(weight: Tensor) -> Tensor:
-    r"""The full $\tilde W$ of least norm with $W \tilde W$ the centre tap."""
-    return torch.linalg.pinv(weight.flatten(1)) @ centre_tap(len(weight))
 
 
 def compute(seeds: int = 5) -> dict[str, Any]:
@@ -76,10 +76,9 @@ def compute(seeds: int = 5) -> dict[str, Any]:
 
 @torch.no_grad()
 def _one_seed(generator: torch.Generator) -> tuple[float, list[float], float, float]:
-    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    weight = torch.randn(CHANNELS, CHANNELS, 3, 3, **options) / 5
-    m = torch.randn(CHANNELS * TAPS, CHANNELS * TAPS, **options) / 5
-    x = torch.randn(1, CHANNELS, LENGTH, LENGTH, **options)
+    weight = gaussian_numbers(generator, CHANNELS, CHANNELS, 3, 3) / 5
+    m = gaussian_numbers(generator, CHANNELS * TAPS, CHANNELS * TAPS) / 5
+    x = gaussian_numbers(generator, 1, CHANNELS, LENGTH, LENGTH)
     g = (weight.flatten(1) @ m).view_as(weight)
     by_hand = x + 0.1 * F.conv2d(x, g, padding=1)
     step_error = (residual_layer(weight, m, 0.1)(x) - by_hand).abs().max().item()
@@ -87,13 +86,9 @@ def _one_seed(generator: torch.Generator) -> tuple[float, list[float], float, fl
     flows = []
     for count in DEPTHS:
         network = nn.Sequential(*[residual_layer(weight, m, 1 / count)] * count)
-        flows.append(float((network(x) - solution).norm() / solution.norm()))
-    return (
-        step_error,
-        flows,
-        centre_misfit(weight, shared=False),
-        centre_misfit(weight, shared=True),
-    )
+        flows.append(relative_distance(network(x), solution))
+    full, shared = (centre_misfit(weight, shared=shared) for shared in (False, True))
+    return step_error, flows, full, shared
 
 
 def exact_solution(x: Tensor, kernel: Tensor) -> Tensor:
@@ -109,7 +104,7 @@ def centre_misfit(weight: Tensor, *, shared: bool) -> float:
     if shared:  # A row for every kernel and channel: the same K×K matrix acts on all.
         weight, target = weight.reshape(-1, TAPS), target.reshape(-1, TAPS)
     best = torch.linalg.pinv(weight.flatten(1)) @ target
-    return float((weight.flatten(1) @ best - target).norm() / target.norm())
+    return relative_distance(weight.flatten(1) @ best, target)
 
 
 def draw_result(euler: dict[str, Any], figure: Any) -> None:

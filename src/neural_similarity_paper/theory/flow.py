@@ -10,6 +10,7 @@ which is Eq. 6 transposed (our W is the paper's $W'^\top$), where a plain kernel
 $\dot F = G$. Along the flow $M M^\top - W^\top W$ is constant (Arora, Cohen, Hazan, ICML 2018).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +22,11 @@ from torch import Tensor
 import neural_similarity as ns
 from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity.nn import StaticSimilarity
-from neural_similarity_paper.theory.measures import seed_generators
+from neural_similarity_paper.theory.measures import (
+    gaussian_numbers,
+    relative_distance,
+    seed_generators,
+)
 
 INPUTS, OUTPUTS, SAMPLES = 6, 4, 12
 TIME = 1.0
@@ -48,10 +53,9 @@ class Regression:
 
 def make_regression(generator: torch.Generator) -> Regression:
     """A regression with a solution, and an arbitrary start."""
-    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    x = torch.randn(INPUTS, SAMPLES, **options) / SAMPLES**0.5
-    truth = torch.randn(OUTPUTS, INPUTS, **options)
-    start = torch.randn(OUTPUTS, INPUTS, **options) / INPUTS**0.5
+    x = gaussian_numbers(generator, INPUTS, SAMPLES) / SAMPLES**0.5
+    truth = gaussian_numbers(generator, OUTPUTS, INPUTS)
+    start = gaussian_numbers(generator, OUTPUTS, INPUTS) / INPUTS**0.5
     return Regression(x, truth @ x, start)
 
 
@@ -107,11 +111,6 @@ def plain_flow(data: Regression, time: float) -> Tensor:
     return solution + (data.weight - solution) @ torch.linalg.matrix_exp(-time * data.x @ data.x.T)
 
 
-def relative_distance(actual: Tensor, expected: Tensor) -> float:
-    """Distance in the Frobenius norm, over the norm of `expected`."""
-    return float((actual - expected).norm() / expected.norm())
-
-
 def compute(seeds: int = 5) -> dict[str, Any]:
     """Compare gradient descent of a layer of this library with Eq. 6 and with scipy's flow.
 
@@ -120,11 +119,11 @@ def compute(seeds: int = 5) -> dict[str, Any]:
     """
     data = [make_regression(generator) for generator in seed_generators(seeds)]
     solutions = [solve_flow(each) for each in data]
-    ends = [weights[-1] @ matrices[-1] for _, weights, matrices, _ in solutions]
     trajectory = [
-        [_trajectory_error(each, step, end) for each, end in zip(data, ends, strict=True)]
+        [_trajectory_error(*pair, step) for pair in zip(data, solutions, strict=True)]
         for step in STEPS
     ]
+    invariants = [m @ m.mT - weights.mT @ weights for _, weights, m, _ in solutions]
     return {
         "steps": STEPS,
         # Change of the folded kernel in one step, over the step size, against Eq. 6.
@@ -139,9 +138,7 @@ def compute(seeds: int = 5) -> dict[str, Any]:
             for each, (*_, plain) in zip(data, solutions, strict=True)
         ],
         # Change of M Mᵀ - Wᵀ W along scipy's flow.
-        "invariant_drift": [
-            _path_distance(weights, matrices) for _, weights, matrices, _ in solutions
-        ],
+        "invariant_drift": [relative_distance(each[-1], each[0]) for each in invariants],
         "times": solutions[0][0].tolist(),
         # Of the folded from the plain kernel, at every time; both start at W.
         "distance_to_plain": [
@@ -161,15 +158,11 @@ def _derivative_error(data: Regression, step: float) -> float:
     return relative_distance((after - before) / step, derivative)
 
 
-def _trajectory_error(data: Regression, step: float, end: Tensor) -> float:
-    """The error of the layer's folded kernel at `TIME`, where the flow is at `end`."""
+def _trajectory_error(data: Regression, solution: Sequence[Tensor], step: float) -> float:
+    """The error of the layer's folded kernel at `TIME`, where the flow ends."""
+    _, weights, matrices, _ = solution
     layer = descend_layer(data.start_layer(), data, step, round(TIME / step))
-    return relative_distance(folded_kernel(layer), end)
-
-
-def _path_distance(weights: Tensor, matrices: Tensor) -> float:
-    invariant = matrices @ matrices.mT - weights.mT @ weights
-    return relative_distance(invariant[-1], invariant[0])
+    return relative_distance(folded_kernel(layer), weights[-1] @ matrices[-1])
 
 
 def draw_result(flow: dict[str, Any], figure: Any) -> None:

@@ -22,6 +22,16 @@ def effective_rank(matrix: Tensor) -> Tensor:
     return torch.special.entr(shares).sum(-1).exp()
 
 
+def relative_distance(actual: Tensor, expected: Tensor) -> float:
+    """Distance in the Frobenius norm, over the norm of `expected`."""
+    return float((actual - expected).norm() / expected.norm())
+
+
+def gaussian_numbers(generator: torch.Generator, *shape: int) -> Tensor:
+    """Independent standard normal numbers in float64."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
 def seed_generators(seeds: int) -> list[torch.Generator]:
     """A generator of random numbers for every seed from 0 on."""
     return [torch.Generator().manual_seed(seed) for seed in range(seeds)]

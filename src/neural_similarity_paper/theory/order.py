@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import neural_similarity as ns
 from neural_similarity.lab.train.plots import Curve, draw_curves
-from neural_similarity_paper.theory.measures import seed_generators
+from neural_similarity_paper.theory.measures import gaussian_numbers, seed_generators
 
 FEATURES, SAMPLES = 6, 1024
 STEPS, EVERY, RATE = 2000, 20, 0.03
@@ -81,9 +81,8 @@ def compute(seeds: int = 5) -> dict[str, Any]:
 def _one_seed(
     generator: torch.Generator, seed: int
 ) -> tuple[float, dict[str, list[float]], dict[str, float]]:
-    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    matrix = torch.randn(FEATURES, FEATURES, **options)
-    x, fresh = torch.randn(2, SAMPLES, FEATURES, **options)
+    matrix = gaussian_numbers(generator, FEATURES, FEATURES)
+    x, fresh = gaussian_numbers(generator, 2, SAMPLES, FEATURES)
     y, unseen = (torch.einsum("np,pq,nq->n", z, matrix, z) for z in (x, fresh))
     scale = quadratic_variance(matrix)
     curves, tests = {}, {}

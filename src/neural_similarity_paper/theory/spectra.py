@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import neural_similarity as ns
 from neural_similarity.lab.train.plots import Curve, draw_curves
 from neural_similarity.nn import SimilarityLayer, StaticSimilarity
-from neural_similarity_paper.learned import folded_kernels
+from neural_similarity_paper.learned import folded_kernels, four_digits
 from neural_similarity_paper.statistics import mean_and_deviation
-from neural_similarity_paper.theory.measures import effective_rank, nuclear_norm
+from neural_similarity_paper.theory.measures import effective_rank, nuclear_norm, relative_distance
 
 Layers = list[dict[str, Any]]
 """Measures of the layers of a network."""
@@ -53,9 +53,11 @@ def measure_network(network: nn.Module) -> Layers:
 
 def _measure_layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> dict[str, Any]:
     """Measures of a convolution after M is folded in; `own` ones are of W alone."""
-    m = None
+    distance = singular = None
     if isinstance(layer, SimilarityLayer) and isinstance(layer.similarity, StaticSimilarity):
         m = layer.similarity.full_matrix().double()
+        distance = relative_distance(m, torch.eye(m.shape[-1], dtype=m.dtype).expand_as(m))
+        singular = four_digits(torch.linalg.svdvals(m))
     folded, weight = kernel.double(), layer.weight.double()
     by_filters, by_taps = folded.flatten(1), folded.flatten(2).flatten(0, 1)
     return {
@@ -68,25 +70,15 @@ def _measure_layer(name: str, layer: nn.Conv2d, kernel: Tensor) -> dict[str, Any
         "nuclear_norm": float(nuclear_norm(by_filters) / by_filters.norm()),
         "own_filters_rank": float(effective_rank(weight.flatten(1))),
         "own_taps_rank": float(effective_rank(weight.flatten(2).flatten(0, 1))),
-        "m_distance": None if m is None else _relative_distance(m),
-        "m_singular_values": None if m is None else _round_values(torch.linalg.svdvals(m)),
+        "m_distance": distance,
+        "m_singular_values": singular,
     }
-
-
-def _relative_distance(m: Tensor) -> float:
-    """‖M - I‖ over ‖I‖ in the Frobenius norm."""
-    identity = torch.eye(m.shape[-1], dtype=m.dtype).expand_as(m)
-    return float((m - identity).norm() / identity.norm())
 
 
 def _singular_values(matrix: Tensor) -> list[float]:
     """Singular values, over the largest."""
     values = torch.linalg.svdvals(matrix)
-    return _round_values(values / values[0])
-
-
-def _round_values(values: Tensor) -> list[float]:
-    return [float(f"{value:.4g}") for value in values.flatten()]
+    return four_digits(values / values[0])
 
 
 SPECTRUM_MEASURES = (
@@ -115,15 +107,14 @@ def draw_result(spectra: dict[str, Any], figure: Any) -> None:
     }
     figure.set_size_inches(12, 4)
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        curves = [
-            _group_curve(f"{group} (n={average['runs']})", average[name], f"C{index}")
-            for index, (group, average) in enumerate(spectra["groups"].items())
-            if name in average
-        ]
+        curves = []
+        for index, (group, average) in enumerate(spectra["groups"].items()):
+            if name in average:
+                reach = [deviation or 0 for deviation in average[name]["deviation"]]
+                look = {"yerr": reach, "c": f"C{index}", "capsize": 2}
+                points, label = (
+                    enumerate(average[name]["mean"], 1),
+                    f"{group} (n={average['runs']})",
+                )
+                curves.append(Curve(points, label, "o-", look))
         draw_curves(axes, curves, xlabel="convolution", title=title)
-
-
-def _group_curve(label: str, values: dict[str, Any], colour: str) -> Curve:
-    deviations = [deviation or 0 for deviation in values["deviation"]]
-    look = {"yerr": deviations, "c": colour, "capsize": 2}
-    return Curve(enumerate(values["mean"], 1), label, "o-", look)
