@@ -17,6 +17,7 @@ from typing import Any
 
 from neural_similarity_paper.studies.adapt_map import CHANGES, MAP
 from neural_similarity_paper.studies.adapt_study import CellReport
+from neural_similarity_paper.studies.restore import RESTORE
 from neural_similarity_paper.tables import TABLES, make_report
 from neural_similarity_paper.tables.markdown import markdown_rows, signed_number
 from neural_similarity_paper.tables.verdicts import LEVEL
@@ -30,6 +31,7 @@ PAGES = (
     "docs/explanation/scratch.md",
     "docs/explanation/cost.md",
     "docs/explanation/claims.md",
+    "docs/evidence/restore.md",
 )
 LABELS_SHOWN = 10
 """Labelled images of each class in the pictures and tables of the changes."""
@@ -56,6 +58,8 @@ PAIRS = {
     "full-all": "full fine-tuning",
 }
 """What M is added to, in the words of the pages."""
+RESTORED = "mini-imagenet-24-"
+"""Stem of the sheets of deblurring that are shown; the number of pairs comes after it."""
 OURS, REFERENCE, TURNED = "full", "all", "rotation-30"
 NETWORKS = {
     "static UNS": "static full M",
@@ -201,6 +205,46 @@ def clear_text(sign: int, ways: Iterable[str] = PAIRS) -> str:
     return ", ".join(parts) or "no change"
 
 
+@cache
+def restored_ratios() -> dict[str, tuple[int, list[float]]]:
+    """Numbers trained and mean ratios in dB over the cameras, with one pair of images and more."""
+    groups: dict[int, list[CellReport]] = {}
+    for cell in RESTORE.read(RESULTS):
+        if cell.cell.file.startswith(RESTORED):
+            groups.setdefault(int(cell.cell.file.removeprefix(RESTORED)), []).append(cell)
+    first, ratios = groups[1][0], {}
+    for way in (way for way in first.correct[0] if way != "turned"):
+        means = [
+            fmean(cell.correct[0][way].double().mean().item() for cell in groups[pairs])
+            for pairs in sorted(groups)
+        ]
+        ratios[way] = parameters_trained(first, way), means
+    return dict(sorted(ratios.items(), key=lambda item: -item[1][1][-1]))
+
+
+def restored_table() -> str:
+    """Methods that adapt a deblurring network by their mean ratios."""
+    rows = [
+        (RESTORE.ways[way].label, f"{trained:,}", *(f"{mean:.2f}" for mean in means))
+        for way, (trained, means) in restored_ratios().items()
+    ]
+    heads = ("1 pair, dB", "4 pairs, dB", "16 pairs, dB")
+    return markdown_rows(("method", "parameters trained", *heads[: len(rows[0]) - 2]), *rows)
+
+
+def restored_text() -> str:
+    """What M reaches in deblurring beside the methods that train more."""
+    ratios = restored_ratios()
+    one, four = ({way: f"{means[at]:.2f}" for way, (_, means) in ratios.items()} for at in range(2))
+    return fill(
+        f"A deblurring network adapts to another camera with four pairs of images: M with "
+        f"{ratios['m'][0]} parameters reaches {four['m']} dB, full fine-tuning with "
+        f"{ratios['all'][0]:,} {four['all']}, AdaFM and LoRA with {ratios['adafm'][0]:,} "
+        f"{four['adafm']} and {four['lora']}, the network as it is {four['nothing']}. With one "
+        f"pair M reaches {one['m']} and full fine-tuning {one['all']} dB."
+    )
+
+
 def turned_text() -> str:
     """Accuracies where images are corrected, and where a method trains."""
     turned = next(cell for cell in changed_cells() if cell.cell.changes[0] == TURNED)
@@ -331,6 +375,8 @@ TABLES_SHOWN: dict[str, Callable[[], str]] = {
     "methods": methods_table,
     "map": map_text,
     "added": added_text,
+    "restored": restored_table,
+    "deblurring": restored_text,
     "turned": turned_text,
     "frozen": frozen_text,
     "networks": networks_table,
