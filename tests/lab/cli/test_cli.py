@@ -3,13 +3,13 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from tiny_images import CLASSES, DRAW, LOAD, TINY, make_dataset, tiny_world
-from tiny_images import tiny as tiny
 
 import neural_similarity as ns
 from neural_similarity import models, visualize
@@ -24,41 +24,58 @@ from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.nn import SIMILARITIES, Diagonal, Static
 
 pytestmark = pytest.mark.usefixtures("tiny")
-SMALL = ("--width", "0.1", "--steps", "4", "--drops", "2", "--batch-size", "8", "--device", "cpu")
+SMALL = "--width 0.1 --steps 4 --drops 2 --batch-size 8 --device cpu"
 ON_A_DEVICE = "train", "train adapt", "train --resume run", "evaluate run", "predict run a.png"
 ON_A_DEVICE += "export run", "inspect run", "reproduce 4"
-DYNAMIC = ("--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))")
-
-
-def make_run(similarity, tmp_path_factory):
-    with tiny_world():
-        folder = tmp_path_factory.mktemp("run") / "run"
-        return train(replace(TINY, similarity=similarity), name="test", out=folder, device="cpu")
+ANOTHER = "exists already, and is not a run folder; name another folder with --out"
 
 
 @pytest.fixture(scope="module")
-def dynamic(tmp_path_factory):
-    return make_run(TINY.similarity, tmp_path_factory)
+def run_of(tmp_path_factory):
+    """The run of a similarity, trained once."""
+
+    @cache
+    def trained(similarity):
+        with tiny_world():
+            folder = tmp_path_factory.mktemp("run") / "run"
+            recipe = replace(TINY, similarity=similarity)
+            return train(recipe, name="test", out=folder, device="cpu")
+
+    return trained
 
 
-@pytest.fixture(scope="module")
-def static(tmp_path_factory):
-    return make_run(Static(Diagonal()), tmp_path_factory)
+@pytest.fixture
+def dynamic(run_of):
+    return run_of(TINY.similarity)
 
 
-def test_train_prints_the_accuracy_and_the_folder(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def static(run_of):
+    return run_of(Static(Diagonal()))
+
+
+def save_images(folder, *names):
+    """Test images, saved under names; their pixels."""
+    images = make_dataset().test.pixels[: len(names)]
+    for name, pixels in zip(names, images[:, 0], strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.numpy()).save(folder / name)
+    return images
+
+
+def test_train_prints_the_accuracy_and_the_folder(tmp_path, nsim, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", "quickstart", *SMALL, *DYNAMIC, "--seed", "3"]) == 0
-    told = capsys.readouterr()
+    dynamic = "--similarity", "Dynamic(Diagonal(), predictor=SphereNet(hidden=4))"
+    told = nsim(f"train quickstart {SMALL} --seed 3", *dynamic)
     summary = json.loads((tmp_path / "runs/quickstart-seed3/summary.json").read_text())
     assert f"test accuracy {100 * summary['test_accuracy']:.2f} % after 4 steps" in told.out
     assert "run folder runs/quickstart-seed3" in told.out
     assert len(told.err.splitlines()) < 12
 
 
-def test_train_takes_the_named_recipe_and_every_field(tmp_path):
-    args = ["cifar10-static-uns", "--budget", "0.0001", "--out", str(tmp_path / "run")]
-    assert cli.main(["train", *args, "--width", "0.1", "--batch-size", "4", "--flip", "False"]) == 0
+def test_train_takes_the_named_recipe_and_every_field(tmp_path, nsim):
+    fields = "--budget 0.0001 --width 0.1 --batch-size 4 --flip False --out"
+    nsim(f"train cifar10-static-uns {fields}", tmp_path / "run")
     run = read_run(tmp_path / "run")
     assert (run.name, run.budget) == ("cifar10-static-uns", 0.0001)
     assert run.recipe.similarity == RECIPES["cifar10-static-uns"].similarity
@@ -67,61 +84,75 @@ def test_train_takes_the_named_recipe_and_every_field(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("code", "line", "message"),
     [
-        (["trian"], "no command is named 'trian'; did you mean 'train'?"),
-        (["train", "cifar10-cn"], "no recipe is named 'cifar10-cn'; did you mean 'cifar10-cnn'?"),
-        (["train", "xyz"], "no recipe is named 'xyz'; there are quickstart, fewshot-quickstart, "),
-        (["train", "--momentun", "0.5"], "--momentum"),
-        (["train", "--variant", "released"], "`variant` released exists for cifar10-cnn, "),
-        (["train", "cifar10-cnn", "--variant=tf"], "must be one of paper, released, got 'tf'"),
-        (["train", "--steps", "many"], "--steps"),
-        (["train", "--image-size", "x"], "it must be an integer or None, got 'x'"),
-        (["table", "4", "--budget", "x"], "it must be a number or None, got 'x'"),
-        (["train", "--data", "\ud800"], "`data` must be valid UTF-8, got"),
-        (["train", "--similarity", "dynamic-diagnal"], "dynamic-diagonal"),
-        (["train", "--precision", "bf61"], "bf16"),
-        (["train", "--budget", "0", "--out", "never"], "`budget` must be above 0, got 0.0"),
-        (["train", "--budget", "1e308", "--out", "never"], "at most 1,000,000, got 1e+308"),
-        (["train", "--resume", "run", "--lr", "1"], "--lr cannot be given with --resume"),
-        (["train", "--resume=run", "--variant", "released"], "--variant cannot be given with"),
-        (["train", "quickstart", "--resume=run"], "quickstart cannot be given with --resume"),
-        (["evaluate"], "RUN"),
-        (["predict", "run"], "at least one image"),
+        (2, "trian", "no command is named 'trian'; did you mean 'train'?"),
+        (2, "train cifar10-cn", "no recipe is named 'cifar10-cn'; did you mean 'cifar10-cnn'?"),
+        (2, "train xyz", "no recipe is named 'xyz'; there are quickstart, fewshot-quickstart, "),
+        (2, "train --momentun 0.5", "--momentum"),
+        (2, "train --variant released", "`variant` released exists for cifar10-cnn, "),
+        (2, "train cifar10-cnn --variant=tf", "must be one of paper, released, got 'tf'"),
+        (2, "train --steps many", "--steps"),
+        (2, "train --image-size x", "it must be an integer or None, got 'x'"),
+        (2, "table 4 --budget x", "it must be a number or None, got 'x'"),
+        (2, "train --data \ud800", "`data` must be valid UTF-8, got"),
+        (2, "train --similarity dynamic-diagnal", "dynamic-diagonal"),
+        (2, "train --precision bf61", "bf16"),
+        (2, "train --budget 0", "`budget` must be above 0, got 0.0"),
+        (2, "train --budget 1e308", "at most 1,000,000, got 1e+308"),
+        (2, "train --resume run --lr 1", "--lr cannot be given with --resume"),
+        (2, "train --resume=run --variant released", "--variant cannot be given with"),
+        (2, "train quickstart --resume=run", "quickstart cannot be given with --resume"),
         *(
-            ([*words.split(), "--device", "gpu"], "`device` must be auto, cpu, cuda, mps, xpu, got")
+            (2, f"train {name} --retrain run", f"{name} cannot be given with --retrain")
+            for name in ("mini-cnn4", "adapt", "cifar10-cnn")
+        ),
+        (2, "evaluate", "RUN"),
+        (2, "predict run", "at least one image"),
+        *(
+            (2, f"{words} --device gpu", "`device` must be auto, cpu, cuda, mps, xpu, got")
             for words in ON_A_DEVICE
         ),
-        (["train", "--device", "cuda:99"], "`device` must be present, got 'cuda:99'"),
-        (["models", "cnn8"], "no network is named 'cnn8'; did you mean 'cnn9'?"),
-        (["models", "--similarity", "static-diagnal"], "nearest: static-diagonal"),
-        (["data", "cifar11"], "no data set is named 'cifar11'; did you mean 'cifar10'?"),
-    ],
-)
-def test_wrong_command_lines_exit_with_2_and_the_nearest_name(args, message, capsys):
-    assert cli.main(args) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["evaluate", "nowhere"], "nowhere is not a run folder: it has no config.json"),
-        (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
-        (["export", "nowhere"], "nowhere is not a run folder"),
+        (2, "train --device cuda:99", "`device` must be present, got 'cuda:99'"),
+        (2, "models cnn8", "no network is named 'cnn8'; did you mean 'cnn9'?"),
+        (2, "models --similarity static-diagnal", "nearest: static-diagonal"),
+        (2, "data cifar11", "no data set is named 'cifar11'; did you mean 'cifar10'?"),
+        (2, "recipes --family bound", "no family is named 'bound'; did you mean 'bounds'?"),
+        (2, "recipes all", "all"),
+        (2, "report", "needs at least one run folder"),
+        (2, "completion cmd", "no shell is named 'cmd'; there are bash, zsh"),
+        (1, "evaluate nowhere", "nowhere is not a run folder: it has no config.json"),
+        (1, "train --resume nowhere", "nowhere is not a run folder"),
+        (1, "export nowhere", "nowhere is not a run folder"),
+        (1, "report 1.5", "1.5 is not a run folder"),
+        (1, "train --dataset folder --data 1.5", "1.5 must be a folder of class folders"),
+        (1, "train adapt --backbone 1.5 --data .", "`backbone` must be timm:NAME"),
+        (1, "train cifar10-cnn --data .", "nsim data cifar10"),
         (
-            ["train", "--dataset", "folder", "--data", "1.5"],
-            "1.5 must be a folder of class folders",
+            1,
+            f"train {SMALL} --out run --crop 100",
+            "`crop` must be smaller than the images, which have 28x",
         ),
-        (["train", "adapt", "--backbone", "1.5", "--data", "."], "`backbone` must be timm:NAME"),
-        (["report", "1.5"], "1.5 is not a run folder"),
+        (
+            1,
+            f"train {SMALL} --out run --validation 9000",
+            "`validation` must leave every class an image to",
+        ),
     ],
 )
-def test_failures_exit_with_1_and_one_line(args, message, capsys):
-    assert cli.main(args) == 1
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+def test_what_cannot_be_done_is_told_and_leaves_nothing(
+    tmp_path, nsim, monkeypatch, *, code, line, message
+):
+    """Wrong words exit with 2 and the nearest name, what fails with 1 and one line."""
+    monkeypatch.setattr(data, "load_dataset", LOAD)
+    monkeypatch.chdir(tmp_path)
+    told = nsim(line, code=code).err
+    if code == 1:
+        *notices, told = told.splitlines()
+        assert told.startswith("nsim: ")
+        assert SMALL in line or not notices
+    assert message in " ".join(told.split())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("size", [(2**55,), (2**40, 2**40)])
@@ -137,161 +168,115 @@ def test_more_memory_than_there_is_takes_one_line(size, capsys):
     [
         ('{"command": "nsim fewshot train"}', "already, a run of `nsim fewshot train`"),
         ("{}", "exists already; continue it with `nsim train --resume"),
-        ("no json", "exists already, and is not a run folder; name another folder with --out"),
-        (None, "exists already, and is not a run folder; name another folder with --out"),
+        ("no json", ANOTHER),
+        (None, ANOTHER),
     ],
 )
-def test_a_folder_in_the_way_is_called_what_it_is(config, message, tmp_path, capsys):
+def test_a_folder_in_the_way_is_called_what_it_is(config, message, tmp_path, nsim):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert cli.main(["train", *SMALL, "--out", str(tmp_path)]) == 1
-    assert message in capsys.readouterr().err
+    assert message in nsim(f"train {SMALL} --out", tmp_path, code=1).err
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--crop", "100"], "`crop` must be smaller than the images, which have 8x8 pixels, got"),
-        (["--validation", "9000"], "`validation` must leave every class an image to train on"),
-    ],
-)
-def test_settings_that_the_data_do_not_allow_leave_no_folder(args, message, tmp_path, capsys):
-    assert cli.main(["train", *SMALL, *args, "--out", str(tmp_path / "run")]) == 1
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_missing_data_exit_with_1_and_say_what_to_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data, "load_dataset", LOAD)
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", "cifar10-cnn", "--data", str(tmp_path)]) == 1
-    assert "nsim data cifar10" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("words", "precision"), [((), "fp32"), (("--precision", "bf16"), "bf16")])
+@pytest.mark.parametrize(("words", "precision"), [("", "fp32"), ("--precision bf16", "bf16")])
 def test_evaluate_scores_in_float32_or_as_it_is_told(
-    static, tmp_path, capsys, passes, *, words, precision
+    static, tmp_path, nsim, passes, *, words, precision
 ):
     """Whatever the precision of training, and says in which."""
     folder = shutil.copytree(static.path, tmp_path / "run")
-    facts = json.loads((static.path / "environment.json").read_text())
+    facts = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(facts | {"precision": "bf16"}))
-    command = ["evaluate", str(folder), "--device", "cpu", *words]
-    assert cli.main(command) == 0
-    assert f"32 test images, in {precision}\n" in capsys.readouterr().out
+    command = f"evaluate {folder} --device cpu {words}"
+    assert f"32 test images, in {precision}\n" in nsim(command).out
     assert passes == {(False, precision == "bf16")}
-    assert cli.main([*command, "--json"]) == 0
-    scores = json.loads(capsys.readouterr().out)["scores"]
+    scores = json.loads(nsim(f"{command} --json").out)["scores"]
     assert scores["score_precision"] == precision
 
 
 @pytest.mark.parametrize(
     ("words", "module"),
-    [((), "onnxruntime"), ((), "onnxscript"), (("--format", "pt2", "--int8"), "torchao")],
+    [("", "onnxruntime"), ("", "onnxscript"), ("--format pt2 --int8", "torchao")],
 )
-def test_a_missing_library_is_told_before_images_are_read(
-    static, monkeypatch, capsys, words, module
-):
+def test_a_missing_library_is_told_before_images_are_read(static, monkeypatch, nsim, words, module):
     monkeypatch.setattr(session, "load_task", lambda *_: pytest.fail("images are read"))
     monkeypatch.setitem(sys.modules, module, None)
-    assert cli.main(["export", str(static.path), *words]) == 1
-    assert f"needs {module}: {install_command('export')}" in capsys.readouterr().err
+    told = nsim(f"export {words}", static.path, code=1).err
+    assert f"needs {module}: {install_command('export')}" in told
 
 
-def test_predict_names_the_likeliest_classes(dynamic, tmp_path, capsys):
-    images = make_dataset().test
-    for index in range(2):
-        picture = Image.fromarray(images.pixels[index, 0].numpy())
-        picture.save(tmp_path / f"{index}.png")
-    paths = [str(tmp_path / f"{index}.png") for index in range(2)]
-    assert cli.main(["predict", str(dynamic.path), *paths, "--device", "cpu"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    chances = load(dynamic)(dynamic.preprocess(images.pixels[:2])).softmax(1)
+def test_predict_names_the_likeliest_classes(dynamic, tmp_path, nsim):
+    images = save_images(tmp_path, "0.png", "1.png")
+    paths = [tmp_path / "0.png", tmp_path / "1.png"]
+    lines = nsim("predict --device cpu", dynamic.path, *paths).out.splitlines()
+    chances = load(dynamic)(dynamic.preprocess(images)).softmax(1)
     for path, line, row in zip(paths, lines, chances, strict=True):
         assert line.startswith(f"{path}: {CLASSES[row.argmax()]} {100 * row.max():.1f} %, ")
         assert line.count("%") == 3
 
 
-def test_predict_sees_an_image_as_training_on_a_folder_does(dynamic, tmp_path, monkeypatch):
+def test_predict_sees_an_image_as_training_on_a_folder_does(dynamic, tmp_path, nsim, monkeypatch):
     pixels = torch.randint(0, 256, (240, 400), generator=torch.Generator().manual_seed(0))
     for part in ("train", "test"):
         path = tmp_path / part / "a" / "wide.jpg"
         path.parent.mkdir(parents=True)
         Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)
     (trained,) = LOAD("folder", tmp_path, image_size=8, draft=True).test.pixels
-    seen = []
-    real = training.predict_logits
+    seen, real = [], training.predict_logits
     monkeypatch.setattr(training, "predict_logits", lambda *a: seen.append(a[1]) or real(*a))
-    assert cli.main(["predict", str(dynamic.path), str(path)]) == 0
+    nsim("predict", dynamic.path, path)
     assert torch.equal(seen[0][0], trained)
 
 
-def test_dynamic_similarities_cannot_be_folded(dynamic, tmp_path, capsys):
-    words = ["export", str(dynamic.path), "--format", "safetensors", "--fold"]
-    assert cli.main([*words, "--out", str(tmp_path / "plain")]) == 1
-    told = capsys.readouterr().err
+def test_dynamic_similarities_cannot_be_folded(dynamic, tmp_path, nsim):
+    words = "export --format safetensors --fold --out", tmp_path / "plain", dynamic.path
+    told = nsim(*words, code=1).err
     assert "has dynamic similarities, which cannot be folded" in told
     assert "dynamic=" not in told
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long
-def test_inspect_draws_and_prints_the_files(dynamic, tmp_path, capsys, monkeypatch):
+def test_inspect_draws_and_prints_the_files(dynamic, tmp_path, nsim, monkeypatch):
     monkeypatch.setattr(visualize, "draw", DRAW)
-    assert cli.main(["inspect", str(dynamic.path), "--out", str(tmp_path / "pictures")]) == 0
-    paths = capsys.readouterr().out.splitlines()
+    paths = nsim("inspect --out", tmp_path / "pictures", dynamic.path).out.splitlines()
     assert paths
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
-def test_inspect_draws_on_the_images_given(dynamic, tmp_path, monkeypatch):
+def test_inspect_draws_on_the_images_given(dynamic, tmp_path, nsim, monkeypatch):
     seen = []
     monkeypatch.setattr(visualize, "draw", lambda _, x, out: seen.append(x) or [out])
-    paths = [tmp_path / "dark.png", tmp_path / "light.png", tmp_path / "grey.png"]
-    for path, shade in zip(paths, (0, 255, 99), strict=True):
+    shades = {tmp_path / f"{shade}.png": shade for shade in (0, 255, 99)}
+    for path, shade in shades.items():
         Image.new("L", (8, 8), shade).save(path)
-    assert cli.main(["inspect", str(dynamic.path), "--images", *map(str, paths)]) == 0
+    nsim("inspect", dynamic.path, "--images", *shades)
     assert len(seen[0]) == 3
     assert seen[0][0].mean() < seen[0][2].mean() < seen[0][1].mean()
 
 
-def test_inspect_of_a_plain_network_says_so(tmp_path, capsys):
-    args = [*SMALL, "--similarity", "none", "--out", str(tmp_path / "run")]
-    assert cli.main(["train", *args]) == 0
-    assert cli.main(["inspect", str(tmp_path / "run")]) == 0
-    assert "has no similarity to draw" in capsys.readouterr().out
+def test_inspect_of_a_plain_network_says_so(run_of, nsim):
+    assert "has no similarity to draw" in nsim("inspect", run_of(None).path).out
 
 
-def test_recipes_lists_the_families_in_60_lines(capsys):
-    assert cli.main(["recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_recipes_lists_families_in_60_lines_and_every_recipe_or_those_of_a_family(nsim):
+    lines = nsim("recipes").out.splitlines()
     assert len(lines) <= 60
     shown = {line.split()[0]: line.split()[1] for line in lines if line.strip()}
     sizes = {name: f"{len(recipes)}" for name, (_, recipes) in FAMILIES.items()}
     assert shown.items() >= sizes.items()
-
-
-def test_recipes_lists_every_recipe_or_those_of_a_family(capsys):
-    assert cli.main(["recipes", "--all"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = nsim("recipes --all").out.splitlines()
     firsts = [line.split()[0] for line in lines if line]
     assert [first for first in firsts if first in RECIPES] == list(RECIPES)
     row = next(line for line in lines if "cifar10-static-uns" in line)
     assert {"cifar10", "cnn9", "static-full", "64,000"} <= set(row.split())
-    assert cli.main(["recipes", "--family", "bounds"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 4
-    assert cli.main(["recipes", "--family", "bound"]) == 2
-    assert "no family is named 'bound'; did you mean 'bounds'?" in capsys.readouterr().err
-    assert cli.main(["recipes", "all"]) == 2
+    assert len(nsim("recipes --family bounds").out.splitlines()) == 2 + 4
 
 
 @pytest.mark.long
-def test_models_lists_every_network_with_every_similarity(capsys, monkeypatch):
+def test_models_lists_every_network_with_every_similarity(nsim, monkeypatch):
     fewer = ("cnn9", "cnn10", "cnn9_condconv", "spherenet9")  # The same in less time.
     monkeypatch.setattr(models, "MODELS", {name: models.MODELS[name] for name in fewer})
-    assert cli.main(["models"]) == 0
-    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    head, *lines = (line.split() for line in nsim("models").out.splitlines())
     assert head == ["name", "classes", "image", "similarity", "parameters", "MACs"]
     rows = [
         (name, similarity)
@@ -306,29 +291,26 @@ def test_models_lists_every_network_with_every_similarity(capsys, monkeypatch):
     assert cnn10[3][4] == "9,612,938"
 
 
-def test_models_takes_names_and_similarities(capsys):
-    args = ["cnn9", "convnet4", "--similarity", "none", "Static(Select())"]
-    assert cli.main(["models", *args]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+def test_models_takes_names_and_similarities(nsim):
+    told = nsim("models cnn9 convnet4 --similarity none Static(Select())").out
+    lines = [line.split() for line in told.splitlines()[1:]]
     names = [("cnn9", "none"), ("cnn9", "Static(Select())")]
     assert [(line[0], line[3]) for line in lines[:2]] == names
     assert [line[4] for line in lines[2:]] == ["92,848", f"{92_848 + 4 * 81:,}"]
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
-def test_help_has_examples(command, capsys):
-    assert cli.main([command, "--help"]) == 0
-    _, separator, examples = capsys.readouterr().out.partition("example")
+def test_help_has_examples(command, nsim):
+    _, separator, examples = nsim(f"{command} --help").out.partition("example")
     assert separator
     assert f"  nsim {command}" in examples
 
 
-def test_help_names_every_command_and_data_set(capsys):
-    assert cli.main([]) == 0
-    told = capsys.readouterr().out
+def test_help_names_every_command_and_data_set_beside_the_version(nsim):
+    told = nsim("").out
     assert all(f"\n  {command} " in told for command in cli.COMMANDS)
-    assert cli.main(["data", "--help"]) == 0
-    told = capsys.readouterr().out
+    assert nsim("--version").out.startswith(f"neural-similarity {ns.__version__}, torch 2.")
+    told = nsim("data --help").out
     assert all(name in told for name in (*data.OURS, *data.IN_PLACE))
 
 
@@ -342,70 +324,47 @@ def test_the_installed_command_exits_with_its_code():
     assert result.stderr == "nsim: no recipe is named 'quikstart'; did you mean 'quickstart'?\n"
 
 
-def test_version(capsys):
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"neural-similarity {ns.__version__}, torch 2.")
-
-
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("line", "option"),
     [
-        (["train", "mini-cnn4", "--help"], "--retrain"),
-        (["train", "cifar10-cnn", "--help"], "--penalty"),
-        (["reproduce", "6", "--help"], "--shots"),
+        ("train mini-cnn4", "--retrain"),
+        ("train cifar10-cnn", "--penalty"),
+        ("reproduce 6", "--shots"),
+        ("evaluate plain", "--checkpoint"),
+        ("evaluate few", "--shots"),
     ],
 )
-def test_a_recipe_or_table_says_what_kind_of_run_it_is(words, said, capsys):
-    assert cli.main(words) == 0
-    assert said in capsys.readouterr().out
-
-
-def test_a_run_folder_says_what_kind_it_is(tmp_path, capsys):
+def test_help_is_of_the_kind_of_a_recipe_a_table_or_a_run(
+    line, option, tmp_path, monkeypatch, nsim
+):
+    monkeypatch.chdir(tmp_path)
     for name, command in (("plain", {}), ("few", {"command": "nsim fewshot train"})):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(command))
-    assert cli.main(["evaluate", str(tmp_path / "plain"), "--help"]) == 0
-    assert "--checkpoint" in capsys.readouterr().out
-    assert cli.main(["evaluate", str(tmp_path / "few"), "--help"]) == 0
-    assert "--shots" in capsys.readouterr().out
+    assert option in nsim(f"{line} --help").out
 
 
-@pytest.mark.parametrize("name", ["mini-cnn4", "adapt", "cifar10-cnn"])
-def test_a_recipe_cannot_be_named_beside_a_run_to_retrain(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", name, "--retrain", "runs/mini-cnn4-seed1"]) == 2
-    assert f"{name} cannot be given with --retrain" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
-
-
-def test_predict_takes_folders_and_names_what_it_cannot_read(dynamic, tmp_path, capsys):
-    images = make_dataset().test
+def test_predict_takes_folders_and_names_what_it_cannot_read(dynamic, tmp_path, nsim):
     paths = [tmp_path / "in" / name for name in ("a/0.png", "a/1.png", "b.png", "c.png")]
-    for path, pixels in zip(paths, images.pixels[:, 0], strict=False):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels.numpy()).save(path)
+    save_images(tmp_path / "in", *(path.relative_to(tmp_path / "in") for path in paths))
     (tmp_path / "in" / "notes.txt").write_text("no image")
-    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "in"), str(paths[2])]) == 0
-    whole = capsys.readouterr().out.splitlines()
+    whole = nsim("predict", dynamic.path, tmp_path / "in", paths[2]).out.splitlines()
     assert [line.partition(": ")[0] for line in whole] == [str(path) for path in paths]
     paths[1].write_bytes(paths[1].read_bytes()[:60])
     missing = str(tmp_path / "missing.png")
-    assert cli.main(["predict", str(dynamic.path), missing, str(tmp_path / "in")]) == 1
-    told = capsys.readouterr()
+    told = nsim("predict", dynamic.path, missing, tmp_path / "in", code=1)
     assert told.out.splitlines() == [whole[0], *whole[2:]]
     assert [line.split()[1] for line in told.err.splitlines()] == [missing, str(paths[1])]
     (tmp_path / "none").mkdir()
-    assert cli.main(["predict", str(dynamic.path), str(tmp_path / "none")]) == 1
-    assert f"{tmp_path / 'none'} must hold images" in capsys.readouterr().err
+    told = nsim("predict", dynamic.path, tmp_path / "none", code=1)
+    assert f"{tmp_path / 'none'} must hold images" in told.err
 
 
-def test_predict_holds_a_few_images_at_a_time(dynamic, tmp_path, capsys, monkeypatch):
-    for index, pixels in enumerate(make_dataset().test.pixels[:5, 0]):
-        Image.fromarray(pixels.numpy()).save(tmp_path / f"{index}.png")
-    assert cli.main(["predict", str(dynamic.path), str(tmp_path)]) == 0
-    whole, counts, real = capsys.readouterr().out, [], training.predict_logits
+def test_predict_holds_a_few_images_at_a_time(dynamic, tmp_path, nsim, monkeypatch):
+    save_images(tmp_path, *(f"{index}.png" for index in range(5)))
+    whole = nsim("predict", dynamic.path, tmp_path).out
+    counts, real = [], training.predict_logits
     monkeypatch.setattr(runs, "IMAGES_AT_ONCE", 2)
     monkeypatch.setattr(training, "predict_logits", lambda *a: counts.append(len(a[1])) or real(*a))
-    assert cli.main(["predict", str(dynamic.path), str(tmp_path)]) == 0
-    assert capsys.readouterr().out == whole
+    assert nsim("predict", dynamic.path, tmp_path).out == whole
     assert counts == [2, 2, 1]

@@ -1,4 +1,4 @@
-"""What `nsim` does with targets that are no files, full disks, links out of a run, and pipes."""
+"""What `nsim` does with targets that are no files, full disks, and links out of a run."""
 
 import os
 import shutil
@@ -9,10 +9,8 @@ import pytest
 from PIL import Image
 from test_files import contents, full_disk
 from tiny_images import TINY
-from tiny_images import tiny as tiny
 
 from neural_similarity.lab import session
-from neural_similarity.lab.cli import main
 from neural_similarity.lab.data import registry
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -26,19 +24,23 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def error_of(capsys, *words):
+@pytest.fixture
+def error_of(nsim):
     """The one line by which a command fails."""
-    assert main([*map(str, words)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert line.startswith("nsim: ")
-    return line
+
+    def call(*words):
+        (line,) = nsim(*words, code=1).err.splitlines()[-1:]
+        assert line.startswith("nsim: ")
+        return line
+
+    return call
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_export_is_whole_or_not_at_all(run, tmp_path, capsys, format):
+def test_an_export_is_whole_or_not_at_all(run, tmp_path, nsim, error_of, format):
     out = tmp_path / "new" / "deep" / "m"
     words = ("export", run, "--format", format, "--out")
-    assert main([*map(str, (*words, out))]) == 0
+    nsim(*words, out)
     before = os.umask(0)
     os.umask(before)
     assert stat.S_IMODE(out.stat().st_mode) == 0o666 & ~before
@@ -46,16 +48,16 @@ def test_an_export_is_whole_or_not_at_all(run, tmp_path, capsys, format):
     os.mkfifo(tmp_path / "pipe")
     everything = contents(tmp_path)
     for name, kind in (("link", "link"), ("pipe", "pipe"), ("new", "folder")):
-        assert f"or not exist, got a {kind}" in error_of(capsys, *words, tmp_path / name)
-    told = error_of(capsys, *words, "/dev/null")
+        assert f"or not exist, got a {kind}" in error_of(*words, tmp_path / name)
+    told = error_of(*words, "/dev/null")
     assert "/dev/null must be a regular file or not exist, got a device" in told
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     with full_disk(100):
-        assert str(out) in error_of(capsys, *words, out)
+        assert str(out) in error_of(*words, out)
     assert contents(tmp_path) == everything
 
 
-def test_a_report_follows_no_link_out_of_a_run(run, tmp_path, capsys):
+def test_a_report_follows_no_link_out_of_a_run(run, tmp_path, error_of):
     Image.new("L", (8, 8)).save(tmp_path / "private.png")
     out = tmp_path / "page.html"
     for name in ("plots/similarities.png", "summary.json", "environment.json", "metrics.jsonl"):
@@ -65,7 +67,7 @@ def test_a_report_follows_no_link_out_of_a_run(run, tmp_path, capsys):
         forged.parent.mkdir(exist_ok=True)
         forged.unlink(missing_ok=True)
         forged.symlink_to(private)
-        line = error_of(capsys, "report", forged.parents[name.count("/")], "--out", out)
+        line = error_of("report", forged.parents[name.count("/")], "--out", out)
         assert f"{forged} must lie in" in line
         assert not out.exists()
         shutil.rmtree(tmp_path / "forged")
@@ -75,7 +77,7 @@ USES = [("evaluate",), ("train", "--resume"), ("report",), ("predict",), ("inspe
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "checkpoints/best", "plots", "evaluations"])
-def test_no_folder_of_a_run_leads_out_of_it(run, tmp_path, capsys, folder):
+def test_no_folder_of_a_run_leads_out_of_it(run, tmp_path, error_of, folder):
     """What lies there would be read as the run's own, overwritten and removed."""
     inside, elsewhere = run / folder, tmp_path / "elsewhere"
     if inside.exists():
@@ -85,30 +87,14 @@ def test_no_folder_of_a_run_leads_out_of_it(run, tmp_path, capsys, folder):
     everything = contents(tmp_path)
     for words in USES:
         more = {"predict": ["image.png"], "export": ["--out", tmp_path / "m"]}.get(words[0], [])
-        line = error_of(capsys, *words, run, *more)
+        line = error_of(*words, run, *more)
         assert f"{inside} must be a folder of the run itself, got a link" in line
     assert contents(tmp_path) == everything
 
 
-@pytest.mark.parametrize("name", ["config.json", "summary.json", "environment.json"])
-def test_a_pipe_in_a_run_is_not_waited_for(run, tmp_path, capsys, name):
-    (run / name).unlink()
-    os.mkfifo(run / name)
-    assert str(run) in error_of(capsys, "report", run, "--out", tmp_path / "page.html")
-
-
-def test_a_pipe_of_weights_is_not_waited_for(tmp_path, capsys):
-    for name in ("weights.pth", "weights.safetensors"):
-        os.mkfifo(tmp_path / name)
-        words = ("--weights", tmp_path / name, "--data", tmp_path, "--out", tmp_path / "run")
-        line = error_of(capsys, "train", "adapt", "--backbone", "timm:resnet18", *words)
-        assert f"{name} must " in line
-        assert not (tmp_path / "run").exists()
-
-
-def test_a_name_that_is_too_long_is_refused_before_data_are_read(tmp_path, capsys, monkeypatch):
+def test_a_name_that_is_too_long_is_refused_before_data_are_read(tmp_path, error_of, monkeypatch):
     monkeypatch.setattr(registry, "load_dataset", lambda *_, **__: 1 / 0)
     monkeypatch.chdir(tmp_path)
-    line = error_of(capsys, "train", "quickstart", "--out", Path("runs") / ("x" * 250))
+    line = error_of("train", "quickstart", "--out", Path("runs") / ("x" * 250))
     assert "must have a name of at most 235 bytes, got 250" in line
     assert not list(tmp_path.iterdir())

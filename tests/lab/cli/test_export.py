@@ -1,4 +1,4 @@
-"""`nsim export`: what other programs compute is what the run computes."""
+"""`nsim export`: what other programs compute is what the run computes, or an error says so."""
 
 import contextlib
 import io
@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -13,15 +14,15 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
+from refusals import refusals
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_images import TINY, make_dataset, tiny_world
-from tiny_images import tiny as tiny
 from torch import nn
 from torch.export import export as export_program
 from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
 
-from neural_similarity.lab import cli, session
+from neural_similarity.lab import session
 from neural_similarity.lab.cli import export as command
 from neural_similarity.lab.cli import runs
 from neural_similarity.lab.data import Preprocess
@@ -58,18 +59,18 @@ def run(tmp_path_factory):
         return session.train(recipe, out=tmp_path_factory.mktemp("run") / "run", device="cpu")
 
 
-def export(run, *words):
-    return cli.main(["export", str(run.path), "--device", "cpu", *words])
+@pytest.fixture
+def export(run, nsim):
+    """Exports the run; what the command prints."""
+    return partial(nsim, f"export {run.path} --device cpu")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fold", [pytest.param((), marks=pytest.mark.slow), ("--fold",)])
-def test_onnx_for_any_batch_and_size(run, tmp_path, capsys, fold):
+def test_onnx_for_any_batch_and_size(run, export, tmp_path, fold):
     file = tmp_path / "network.onnx"
-    assert export(run, "--out", str(file), *fold) == 0
-    told = capsys.readouterr().out
     agrees = r"onnxruntime agrees with torch on 32 test images: max .* at 8 and 10 pixels"
-    assert re.search(agrees, told)
+    assert re.search(agrees, export("--out", file, *fold).out)
     content = onnx.load(file)
     assert {node.op_type for node in content.graph.node} >= {"Conv", "Gemm"}
     runtime = onnxruntime.InferenceSession(file)
@@ -79,13 +80,12 @@ def test_onnx_for_any_batch_and_size(run, tmp_path, capsys, fold):
         np.testing.assert_allclose(logits, load(run)(x).detach().numpy(), atol=1e-4)
 
 
-def test_what_onnx_cannot_write_is_told_in_a_line(run, tmp_path, capsys, monkeypatch):
+def test_what_onnx_cannot_write_is_told_in_a_line(export, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise torch.onnx.OnnxExporterError("\x1b[96mstep 2/3\x1b[0m") from MemoryError("no room")
 
     monkeypatch.setattr(torch.onnx, "export", fail)
-    assert export(run, "--out", str(tmp_path / "network.onnx")) == 1
-    told = capsys.readouterr().err
+    told = export("--out", tmp_path / "network.onnx", code=1).err
     cause = "nsim: torch.onnx cannot write the network: no room; try --format pt2\n"
     assert told.endswith(cause)
     assert not list(tmp_path.iterdir())
@@ -115,15 +115,13 @@ def read_export(run, file, words):
         (("--format", "safetensors", "--fold"), "read into a new network (similarity=None): max"),
     ],
 )
-def test_what_evaluate_scores_is_what_the_file_answers(run, tmp_path, capsys, words, told):
+def test_what_evaluate_scores_is_what_the_file_answers(run, export, nsim, tmp_path, words, told):
     """In float32, image by image, after a training in bf16."""
     file = tmp_path / "network"
-    assert export(run, *words, "--out", str(file)) == 0
-    lines = capsys.readouterr().out
+    lines = export(*words, "--out", file).out
     assert told in lines
     assert f"{file}: " in lines
-    assert cli.main(["evaluate", str(run.path), "--device", "cpu", "--json"]) == 0
-    scores = json.loads(capsys.readouterr().out)["scores"]
+    scores = json.loads(nsim(f"evaluate {run.path} --device cpu --json").out)["scores"]
     accuracy = f"{100 * scores['test_accuracy']:.2f} %"
     kind = words[1] if words else "onnx"
     assert lines.splitlines()[-1] == (
@@ -157,40 +155,30 @@ def test_the_facts_of_a_file_make_the_input_that_the_run_sees(run, tmp_path, dat
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize(("sizes", "alone"), [([8], True), ([8, 10], False)])
-def test_a_network_of_one_size_is_told(run, tmp_path, capsys, monkeypatch, sizes, alone):
-    monkeypatch.setattr(command, "trace_network", lambda *_: None)
-    monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: unanswered)
-    monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, sizes))
-    assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
-    told = capsys.readouterr().out
-    assert ("the file takes images of 8 pixels alone" in told) == alone
-
-
 @pytest.mark.parametrize(
-    ("words", "by_size", "tried"),
+    ("words", "by_size", "free", "sizes"),
     [
-        ([], False, [True]),
-        ([], True, [False]),
-        (["--size", "free"], True, [True]),
-        (["--size", "fixed"], False, [False]),
+        ((), False, True, [8, 10]),
+        ((), True, False, [8]),
+        (("--size", "free"), True, True, [8]),
+        (("--size", "fixed"), False, False, [8]),
     ],
 )
 def test_the_size_is_free_where_padding_does_not_depend_on_it(
-    run, tmp_path, capsys, monkeypatch, words, by_size, tried
+    export, tmp_path, monkeypatch, *, words, by_size, free, sizes
 ):
-    found = []
+    tried = []
     monkeypatch.setattr(command, "pads_by_size", lambda _: by_size)
-    monkeypatch.setattr(command, "trace_network", lambda *args: found.append(args[2]))
+    monkeypatch.setattr(command, "trace_network", lambda *args: tried.append(args[2]))
     monkeypatch.setitem(command.WRITERS, "pt2", lambda *_: unanswered)
-    monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, [8]))
-    assert export(run, "--format", "pt2", *words, "--out", str(tmp_path / "network.pt2")) == 0
-    assert found == tried
-    line = "exporting for images of " + ("any size" if tried[0] else "8 pixels alone")
-    assert line in capsys.readouterr().err
+    monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, sizes))
+    told = export("--format", "pt2", *words, "--out", tmp_path / "network.pt2")
+    assert tried == [free]
+    assert f"exporting for images of {'any size' if free else '8 pixels alone'}" in told.err
+    assert ("the file takes images of 8 pixels alone" in told.out) == (sizes == [8])
 
 
-def test_an_export_that_does_not_end_falls_back_to_one_size(run, tmp_path, capsys, monkeypatch):
+def test_an_export_that_does_not_end_falls_back_to_one_size(export, tmp_path, monkeypatch):
     def trace(model, x, free):
         while free:
             with contextlib.suppress(Exception):  # As sympy and torch do.
@@ -201,8 +189,7 @@ def test_an_export_that_does_not_end_falls_back_to_one_size(run, tmp_path, capsy
     monkeypatch.setattr(command, "trace_network", trace)
     monkeypatch.setitem(command.WRITERS, "pt2", lambda program, *_: program.module())
     monkeypatch.setattr(command, "compare_logits", lambda *_: (0.0, [8]))
-    assert export(run, "--format", "pt2", "--out", str(tmp_path / "network.pt2")) == 0
-    told = capsys.readouterr()
+    told = export("--format", "pt2", "--out", tmp_path / "network.pt2")
     assert "it is not done after 0.2 s; --size free would go on\n" in told.err
     assert "the file takes images of 8 pixels alone" in told.out
     assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
@@ -241,11 +228,10 @@ def test_zeros_around_a_maximum_stay_zeros(between):
 
 
 @pytest.mark.slow
-def test_int8_with_its_accuracy(run, tmp_path, capsys):
+def test_int8_with_its_accuracy(run, export, tmp_path):
     pytest.importorskip("torchao")
     file = tmp_path / "network.onnx"
-    assert export(run, "--int8", "--out", str(file)) == 0
-    told = capsys.readouterr().out
+    told = export("--int8", "--out", file).out
     line = next(line for line in told.splitlines() if line.startswith("int8: accuracy "))
     eight, whole, same = (float(number) for number in re.findall(r"([\d.]+) %", line))
     assert same > 80
@@ -262,15 +248,15 @@ def test_int8_with_its_accuracy(run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_dynamic_network_and_eight_bits_without_a_format_for_them(run, tmp_path, capsys):
-    assert export(run, "--format", "safetensors", "--int8") == 2
-    assert "--int8 needs the format onnx or pt2" in capsys.readouterr().err
-    dynamic = session.train(TINY, out=tmp_path / "dynamic", device="cpu")
-    assert export(dynamic, "--format", "pt2") == 0
-    assert "torch.export.load agrees with torch on 32 test images" in capsys.readouterr().out
+def test_a_dynamic_network_and_eight_bits_without_a_format_for_them(export, nsim, tmp_path):
+    told = export("--format", "safetensors", "--int8", code=2).err
+    assert "--int8 needs the format onnx or pt2" in told
+    dynamic = session.train(TINY, out=tmp_path / "dynamic", device="cpu").path
+    told = nsim(f"export {dynamic} --device cpu --format pt2").out
+    assert "torch.export.load agrees with torch on 32 test images" in told
 
 
-def test_int8_is_calibrated_on_training_images(run, tmp_path, monkeypatch, capsys):
+def test_int8_is_calibrated_on_training_images(run, export, tmp_path, monkeypatch):
     """Test images would make the accuracy that the command prints too good."""
     seen = []
 
@@ -281,7 +267,75 @@ def test_int8_is_calibrated_on_training_images(run, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(command, "quantise_network", calibrate)
     monkeypatch.setattr(command, "BATCH", 20)
     monkeypatch.setattr(command, "CALIBRATION", 2)
-    assert export(run, "--int8", "--out", str(tmp_path / "network.onnx")) == 1
-    assert "enough" in capsys.readouterr().err
+    assert "enough" in export("--int8", "--out", tmp_path / "network.onnx", code=1).err
     images = make_dataset().train.pixels[:40]
     assert torch.equal(torch.cat(seen), run.preprocess(images))
+
+
+NETWORK = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+X = torch.rand(8, 3, 8, 8)
+
+
+@pytest.mark.parametrize("largest", [0.5, 1.0, 50.0])
+def test_logits_may_differ_by_the_tolerance_of_the_largest_or_of_1(largest):
+    def logits(x, more=0.0):
+        return x.mean((2, 3)) + more
+
+    allowed, x = 1e-3 * max(largest, 1), torch.full((8, 3, 8, 8), largest)
+    compare_logits(logits, lambda x: logits(x, 0.9 * allowed), x, [1], 1e-3)
+    with pytest.raises(RunError, match="logits differ from the run's by"):
+        compare_logits(logits, lambda x: logits(x, 1.1 * allowed), x, [1], 1e-3)
+
+
+def test_a_file_of_one_batch_or_size():
+    def of_one(x, batch, side):
+        if len(x) not in batch or x.shape[2] not in side:
+            raise TypeError("fixed")
+        return NETWORK(x)
+
+    with pytest.raises(RunError, match="takes no other batch sizes: fixed"):
+        compare_logits(NETWORK, lambda x: of_one(x, {1}, {8}), X, [1, 3])
+    _, sizes = compare_logits(NETWORK, lambda x: of_one(x, {1, 3, 4}, {8}), X, [1, 3])
+    assert sizes == [8]
+
+
+def test_few_images_are_taken_again_where_batches_need_more():
+    seen = []
+    compare_logits(NETWORK, lambda x: (seen.append(len(x)), NETWORK(x))[1], X[:2], [1, 7])
+    assert seen[:2] == [1, 7]
+
+
+def test_a_larger_size_at_which_the_network_overflows_is_taken_and_not_compared():
+    def network(x):
+        return NETWORK(x) * (1.0 if x.shape[2] == 8 else float("inf"))
+
+    assert compare_logits(network, network, X, [1, 3])[1] == [8, 10]
+
+
+@pytest.mark.parametrize("wrong", [8, 10])
+def test_the_largest_difference_of_both_sizes_is_told(wrong):
+    def other(x):
+        return NETWORK(x) + (1e-4 if x.shape[2] == wrong else 0)
+
+    worst, sizes = compare_logits(NETWORK, other, X, [1, 3])
+    assert sizes == [8, 10]
+    assert worst == pytest.approx(1e-4, rel=1e-2)
+
+
+def compared(other, network=NETWORK):
+    compare_logits(network, other, X, [1, 3])
+
+
+def times(number):
+    return lambda x: NETWORK(x) * number
+
+
+test_errors = refusals(
+    (lambda: compared(lambda x: NETWORK(x) + 0.5), "logits differ from the run's by .*e-01"),
+    (lambda: compared(times(float("nan"))), "logits differ from the run's by"),
+    (lambda: compared(times(float("inf"))), "logits differ from the run's by"),
+    (lambda: compared(lambda x: NETWORK(x)[:, :1]), r"shape \(8, 1\), the run's \(8, 4\)"),
+    (lambda: compared(*[times(float("nan"))] * 2), "the run's logits are not all finite"),
+    (lambda: compared(*[times(float("inf"))] * 2), "the run's logits are not all finite"),
+    error=RunError,
+)

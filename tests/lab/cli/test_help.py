@@ -1,13 +1,15 @@
-"""`--help` of every command without torch, as the parsers print it."""
+"""`--help` of every command without torch, as the parsers print it, and what shells complete."""
 
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from neural_similarity.lab import cli
 from neural_similarity.lab.cli.help_pages import help_page, page_path, print_page
 from neural_similarity.lab.cli.page_writing import COMMAND_LINES, parsed_page
 from neural_similarity.lab.cli.recipes import listed_families, recipe_lists
@@ -82,3 +84,33 @@ def test_help_begins_with_what_a_first_run_needs():
     options = re.findall(r"^│ (--[a-z-]+)", help_page("train", "adapt"), re.MULTILINE)
     first = "--data --out --backbone --train --similarity --where --steps --lr"
     assert options[:8] == first.split()
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
+    path = tmp_path_factory.mktemp("shell") / "nsim"
+    with path.open("w") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", file)
+        assert cli.main(["completion", "bash"]) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("tab", "table"),
+        ("train fewshot-quick", "fewshot-quickstart"),
+        ("train quickstart --batch-s", "--batch-size"),
+        ("train adapt --backb", "--backbone"),
+        ("train rotation-90-tu", "rotation-90-turn"),
+        ("report --o", "--out"),
+    ],
+)
+def test_bash_completes(script, words, completed):
+    typed = ["nsim", *words.split()]
+    ask = f"source {script}; COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}; _nsim"
+    command = ["bash", "-c", f'{ask}; echo "${{COMPREPLY[@]}}"']
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.split() == [completed]

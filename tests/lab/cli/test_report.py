@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 import neural_similarity as ns
-from neural_similarity.lab.cli import main
 from neural_similarity.lab.cli.report import report_page
 from neural_similarity.lab.session import open_run, train
 from neural_similarity.lab.train import Recipe
@@ -32,11 +31,9 @@ def cells(text, first):
 
 
 @pytest.mark.long
-def test_a_page_compares_runs(folder, tmp_path, capsys):
+def test_a_page_compares_runs(folder, tmp_path, nsim):
     out = tmp_path / "new" / "page.html"
-    runs = [str(folder / "a&b"), str(folder / "plain")]
-    assert main(["report", *runs, "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}\n"
+    assert nsim("report", folder / "a&b", folder / "plain", "--out", out).out == f"{out}\n"
     text = out.read_text("utf-8")
     assert "<title>a&amp;b, plain</title>" in text
     assert cells(text, "steps") == ["2", "2"]
@@ -48,20 +45,16 @@ def test_a_page_compares_runs(folder, tmp_path, capsys):
     assert "<p>It has none.</p>" in text  # The plain network has no M to show.
 
 
-def test_a_page_needs_nothing_else(folder):
+def test_a_page_needs_nothing_else_and_shows_pictures_at_half_of_their_size_or_more(folder):
     text = report_page([open_run(folder / "a&b")])
+    assert cells(text, "width") == ["0.05"]
     sources = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert len(sources) >= 2  # curves and M
-    assert all(source.startswith("data:image/png;base64,iVBOR") for source in sources)
-    assert cells(text, "width") == ["0.05"]
-
-
-def test_pictures_do_not_shrink_below_half_of_their_size(folder):
-    text = report_page([open_run(folder / "a&b")])
-    pictures = re.findall(r'min-width: (\d+)px" src="data:image/png;base64,([^"]+)"', text)
-    assert len(pictures) >= 2
-    for width, data in pictures:
-        assert int(width) == Image.open(io.BytesIO(base64.b64decode(data))).width // 2
+    widths = re.findall(r'min-width: (\d+)px" src="', text)
+    for source, width in zip(sources, widths, strict=True):
+        assert source.startswith("data:image/png;base64,iVBOR")
+        picture = base64.b64decode(source.partition(",")[2])
+        assert int(width) == Image.open(io.BytesIO(picture)).width // 2
 
 
 @pytest.mark.parametrize(("kept", "steps"), [(None, 2), (1, 1), (0, 0)])
@@ -71,13 +64,6 @@ def test_an_unfinished_run_says_how_far_it_is(folder, tmp_path, kept, steps):
     lines = run.metrics.read_text().splitlines(keepends=True)
     run.metrics.write_text("".join(lines[:kept]))
     assert f"<td>steps</td><td>{steps} of 2, not finished</td>" in report_page([run])
-
-
-def test_what_is_not_a_run_is_refused(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 1
-    assert "is not a run folder" in capsys.readouterr().err
-    assert main(["report"]) == 2
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_runs_in_folders_of_one_name_stay_apart(folder, tmp_path):

@@ -10,10 +10,9 @@ import torch
 from PIL import Image
 from tiny_folders import write_folders
 from tiny_images import TINY, make_dataset, train_tiny
-from tiny_images import tiny as tiny
 
 from neural_similarity.choices import install_command
-from neural_similarity.lab import cli, data, session
+from neural_similarity.lab import data, session
 from neural_similarity.lab.data import load_split
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks import classification
@@ -27,18 +26,16 @@ AUGMENTED = (
     "(--flip False for signs and text)"
 )
 PERCENT = r"[\d.]+ %"
-SMALL = ("--width", "0.1", "--batch-size", "8", "--device", "cpu", "--precision", "fp32")
+SMALL = "--width 0.1 --batch-size 8 --device cpu --precision fp32"
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("words", [[], ["--seed", "3", "--lr", "0.5"]])
-def test_the_config_of_a_run_goes_back_in(tmp_path, words):
+@pytest.mark.parametrize("words", ["", "--seed 3 --lr 0.5"])
+def test_the_config_of_a_run_goes_back_in(tmp_path, nsim, words):
     recipe = replace(TINY, similarity=None, steps=8, drops=(5,))
     run = session.train(recipe, name="mine", budget=0.5, out=tmp_path / "run", device="cpu")
-    out = tmp_path / "again"
-    place = run.path if words else run.path / "config.json"
-    args = ["--config", str(place), "--out", str(out), "--device", "cpu"]
-    assert cli.main(["train", *args, *words]) == 0
+    out, place = tmp_path / "again", run.path if words else run.path / "config.json"
+    nsim(f"train --config {place} --out {out} --device cpu {words}")
     again = read_run(out)
     assert (again.name, again.budget, again.data_root) == ("mine", 0.5, run.data_root)
     changes = {"seed": 3, "lr": 0.5} if words else {}
@@ -49,11 +46,11 @@ def test_the_config_of_a_run_goes_back_in(tmp_path, words):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_config_by_hand_names_a_recipe_and_what_differs(tmp_path):
+def test_a_config_by_hand_names_a_recipe_and_what_differs(tmp_path, nsim):
     file = tmp_path / "mine.json"
     fields = {"width": 0.1, "steps": 2, "drops": [], "similarity": "none"}
     file.write_text(json.dumps({"recipe": "quickstart", "fields": fields}))
-    assert cli.main(["train", f"--config={file}", "--out", str(tmp_path / "run")]) == 0
+    nsim(f"train --config={file} --out", tmp_path / "run")
     recipe = replace(RECIPES["quickstart"], **fields | {"drops": (), "similarity": None})
     assert read_run(tmp_path / "run").recipe == recipe
 
@@ -61,30 +58,25 @@ def test_a_config_by_hand_names_a_recipe_and_what_differs(tmp_path):
 @pytest.mark.parametrize(
     ("words", "content", "message"),
     [
-        (
-            ["--config", "no.json"],
-            "",
-            "must name a run's settings, got no.json: no.json is missing",
-        ),
-        (["--config", "."], "", "got config.json: config.json is missing"),
-        (["--config", "BAD"], '{"command": "nsim sing"}', "its command 'nsim sing' trains no runs"),
-        (["--config", "BAD"], "{", "BAD must be JSON, got Expecting property name"),
-        (["--config", "BAD"], "{}", "got BAD: it lacks 'recipe'"),
-        (["--config", "BAD"], "[]", "a value has another type than it must have: 'list' object"),
-        (["--config", "BAD"], '{"recipe": "x", "fields": {"steps": 0}}', "`steps` must be above 0"),
-        (["--config", "BAD", "--budget", "0.5"], "", "--budget cannot be given with --config"),
+        ("no.json", "", "must name a run's settings, got no.json: no.json is missing"),
+        (".", "", "got config.json: config.json is missing"),
+        ("BAD", '{"command": "nsim sing"}', "its command 'nsim sing' trains no runs"),
+        ("BAD", "{", "BAD must be JSON, got Expecting property name"),
+        ("BAD", "{}", "got BAD: it lacks 'recipe'"),
+        ("BAD", "[]", "a value has another type than it must have: 'list' object"),
+        ("BAD", '{"recipe": "x", "fields": {"steps": 0}}', "`steps` must be above 0"),
+        ("BAD --budget 0.5", "", "--budget cannot be given with --config"),
     ],
 )
-def test_a_config_that_is_none(tmp_path, monkeypatch, capsys, words, content, message):
+def test_a_config_that_is_none(tmp_path, monkeypatch, nsim, words, content, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "BAD").write_text(content)
-    assert cli.main(["train", *words]) == 2
-    told = capsys.readouterr().err
+    told = nsim(f"train --config {words}", code=2).err
     assert message in told
     assert "Error(" not in told
 
 
-def test_a_folder_of_few_images_of_several_sizes(tmp_path, monkeypatch, capsys, caplog):
+def test_a_folder_of_few_images_of_several_sizes(tmp_path, monkeypatch, nsim, caplog):
     """Sizes, batch and drops adapt, with a notice of each; the run says so and goes back in."""
     monkeypatch.chdir(tmp_path)
     names = ["ant", "bee", "cat"]
@@ -96,9 +88,9 @@ def test_a_folder_of_few_images_of_several_sizes(tmp_path, monkeypatch, capsys, 
         wide = tmp_path / "photos" / "train" / name / "0.png"
         if index == 0:
             Image.open(wide).resize((9, 7)).save(wide)
-    args = ["--dataset", "folder", "--data", "photos/train", "--out", "run", "--steps", "3"]
-    assert cli.main(["train", "cifar10-cnn", *args, "--width", "0.1", "--device", "cpu"]) == 0
-    told = capsys.readouterr().err + "".join(f"{text}\n" for text in caplog.messages)
+    words = "--dataset folder --data photos/train --out run --steps 3 --width 0.1 --device cpu"
+    told = nsim(f"train cifar10-cnn {words}").err
+    told += "".join(f"{text}\n" for text in caplog.messages)
     caplog.clear()
     for line in (
         "the learning rate drops at (2,), in proportion (--drops)",
@@ -110,19 +102,17 @@ def test_a_folder_of_few_images_of_several_sizes(tmp_path, monkeypatch, capsys, 
         assert f"{line}\n" in told
     recipe = read_run("run").recipe
     assert (recipe.image_size, recipe.batch_size, recipe.drops) == (32, 48, (2,))
-    assert cli.main(["evaluate", "run", "--device", "cpu"]) == 0
-    by_class = capsys.readouterr().out.splitlines()[1]
+    by_class = nsim("evaluate run --device cpu").out.splitlines()[1]
     pattern = rf"balanced accuracy {PERCENT}, by class(,? (ant|bee|cat) {PERCENT}){{3}}"
     assert re.fullmatch(pattern, by_class)
-    assert cli.main(["evaluate", "run", "--json", "--device", "cpu"]) == 0
-    scores = json.loads(capsys.readouterr().out)
+    scores = json.loads(nsim("evaluate run --json --device cpu").out)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert scores["scores"]["test_correct"] == summary["test_correct"]
     assert not caplog.messages
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_network_with_one_answer_is_warned_of(tmp_path, monkeypatch, capsys):
+def test_a_network_with_one_answer_is_warned_of(tmp_path, monkeypatch, capsys, nsim):
     """All test images are taken for one class, in training and in evaluation."""
     logits = torch.eye(4)[[0] * 32]
     scores = score_logits(logits, make_dataset().test.labels)
@@ -130,13 +120,12 @@ def test_a_network_with_one_answer_is_warned_of(tmp_path, monkeypatch, capsys):
     run = str(train_tiny(tmp_path, balanced=True, steps=2, drops=()).path)
     line = "warning: 32 of 32 test images are taken for up: "
     assert line in capsys.readouterr().err
-    assert cli.main(["evaluate", run, "--json", "--device", "cpu"]) == 0
-    told = capsys.readouterr()
+    told = nsim(f"evaluate {run} --json --device cpu")
     found = json.loads(told.out)["scores"]
     assert line in told.err
     assert found["test_class_accuracies"] == {"up": 1, "down": 0, "left": 0, "right": 0}
     assert found["test_balanced_accuracy"] == 1 / 4
-    assert cli.main(["report", run, "--out", str(tmp_path / "report.html")]) == 0
+    nsim(f"report {run} --out", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "<td>accuracy by class</td><td>down 0.0 %, left 0.0 %, right 0.0 %, up 100.0 %" in page
 
@@ -150,15 +139,14 @@ def test_folder_is_the_word_for_few_shot_learning_too(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("words", "keys"),
+    ("line", "keys"),
     [
-        (["recipes"], {"family", "name", "data", "steps"}),
-        (["models", "convnet4"], {"name", "similarity", "parameters", "macs"}),
+        ("recipes", {"family", "name", "data", "steps"}),
+        ("models convnet4", {"name", "similarity", "parameters", "macs"}),
     ],
 )
-def test_json_for_programs(words, keys, capsys):
-    assert cli.main([*words, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_json_for_programs(line, keys, nsim):
+    rows = json.loads(nsim(f"{line} --json").out)
     assert rows
     assert all(keys <= row.keys() for row in rows)
 
@@ -233,11 +221,9 @@ def test_other_trackers_get_the_metrics(tool, tmp_path, monkeypatch):
         ("mlflow", "mlflow", "mlflow"),
     ],
 )
-@pytest.mark.usefixtures("tiny")
-def test_without_its_tracker_no_run_begins(tool, module, extra, tmp_path, monkeypatch, capsys):
+def test_without_its_tracker_no_run_begins(tool, module, extra, tmp_path, monkeypatch, nsim):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(data, "load_dataset", lambda *_, **__: pytest.fail("images are read"))
-    words = ["--track", tool, "--steps", "2", *SMALL]
-    assert cli.main(["train", *words, "--out", str(tmp_path / "run")]) == 1
-    assert install_command(extra) in capsys.readouterr().err
+    told = nsim(f"train --track {tool} --steps 2 {SMALL} --out {tmp_path / 'run'}", code=1).err
+    assert install_command(extra) in told
     assert not (tmp_path / "run").exists()

@@ -1,3 +1,5 @@
+"""Images, parts of them, and the batches that are made of them."""
+
 import dataclasses
 import itertools
 from functools import partial
@@ -8,7 +10,16 @@ import torch
 from refusals import refusals
 from torch.testing import assert_close
 
-from neural_similarity.lab.data import Augment, Batches, Images, Place, Preprocess, load_dataset
+from neural_similarity.lab.data import (
+    Augment,
+    Batches,
+    Dataset,
+    Images,
+    Place,
+    Preprocess,
+    hold_out,
+    load_dataset,
+)
 from neural_similarity.lab.data.transforms import Windows
 
 COUNT, HEIGHT, WIDTH = 11, 5, 7
@@ -264,4 +275,96 @@ test_errors = refusals(
         lambda: Preprocess.for_images(load_dataset("embedded").test, "Raw"),
         "`inputs` must be one of .*, got 'Raw'",
     ),
+)
+
+
+def labelled_images(count=40, classes=4, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (count, 1, 2, 3), dtype=torch.uint8, generator=random)
+    return Images(pixels, torch.arange(count) % classes, tuple("abcdefgh"[:classes]))
+
+
+def test_subset_keeps_the_order_that_is_asked_for():
+    whole = labelled_images()
+    part = whole.subset([7, 3, 3])
+    assert len(part) == 3
+    assert part.labels.tolist() == [3, 3, 3]
+    assert torch.equal(part.pixels[0], whole.pixels[7])
+    assert torch.equal(part.pixels[2], whole.pixels[3])
+    assert part.classes == whole.classes
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("change", ["pixel", "label", "class", "shape"])
+def test_digest_is_of_all_the_content_and_not_of_the_name(part, change):
+    before = Dataset("", labelled_images(seed=1), labelled_images(seed=2))
+    same = Dataset("another name", labelled_images(seed=1), labelled_images(seed=2))
+    assert same.digest == before.digest
+    assert len(bytes.fromhex(same.digest)) == 32
+    old = getattr(before, part)
+    pixels, labels, classes = old.pixels.clone(), old.labels.clone(), old.classes
+    if change == "pixel":
+        pixels[-1, 0, 1, 2] ^= 1
+    if change == "label":
+        labels[5] = (labels[5] + 1) % 4
+    if change == "class":
+        classes = ("a", "b", "c", "other")
+    if change == "shape":
+        pixels = pixels.reshape(40, 1, 3, 2)
+    parts = {"train": before.train, "test": before.test, part: Images(pixels, labels, classes)}
+    assert Dataset("", **parts).digest != before.digest
+
+
+@pytest.mark.parametrize(("count", "shares"), [(0, [0] * 4), (8, [2] * 4), (10, [3, 3, 2, 2])])
+def test_every_class_gives_the_same_share_and_both_parts_keep_the_order(count, shares):
+    pixels = torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1)
+    whole = Images(pixels, torch.arange(40) % 4, tuple("abcd"))
+    held = hold_out(whole, count, seed=3)
+    assert held[1].labels.bincount(minlength=4).tolist() == shares
+    train, validation = (part.pixels.flatten().tolist() for part in held)
+    assert sorted(train + validation) == list(range(40))
+    assert train == sorted(train)
+    assert validation == sorted(validation)
+    torch.rand(1)
+    assert torch.equal(hold_out(whole, count, seed=3)[1].pixels, held[1].pixels)
+    other = hold_out(whole, count, seed=6)[1].pixels
+    assert torch.equal(other, held[1].pixels) == (count == 0)
+
+
+def test_a_subset_is_named_by_a_mask_too():
+    images = load_dataset("embedded").test
+    chosen = images.subset(images.labels == 9)
+    assert chosen.labels.unique().tolist() == [9]
+    assert len(chosen) == int((images.labels == 9).sum())
+    for wrong in ([0.9, 1.9], torch.ones(3, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="`indices` must be integers, or a mask of 2000"):
+            images.subset(wrong)
+
+
+BYTES, ZEROS = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+test_bad_images = refusals(
+    *(
+        (pixels, ZEROS, "a", "`pixels` must be a contiguous uint8 or int32 tensor")
+        for pixels in (BYTES.float(), BYTES[0], BYTES.expand(2, 3, 2, 2))
+    ),
+    *(
+        (BYTES, labels, "a", r"`labels` must be an int64 tensor \(2,\), one per image")
+        for labels in (torch.zeros(3).long(), ZEROS.int())
+    ),
+    *(
+        (BYTES, torch.tensor(labels), "ab", r"`labels` must lie in 0\.\.1, one of 2 classes, got")
+        for labels in ([0, 2], [-1, 0])
+    ),
+    call=lambda pixels, labels, classes: Images(pixels, labels, tuple(classes)),
+)
+test_every_class_keeps_an_image_and_validation_is_named = refusals(
+    (labelled_images(), 40, "more than 10 images of the class 'a' to hold 10 of them"),
+    (labelled_images(), 40, "`validation` must leave every class .* got 40: `images`"),
+    (labelled_images(), -1, "`validation` must not be negative, got -1"),
+    (
+        labelled_images().subset([0, 1, 2, 4, 5, 6]),
+        4,
+        r"more than 1 images of the class 'd' .* got 0",
+    ),
+    call=lambda images, count: hold_out(images, count, seed=0),
 )

@@ -14,19 +14,31 @@ from neural_similarity.lab.data import cache, load_split
 from neural_similarity.lab.data.images import digest_of
 
 
-def test_pictures_are_decoded_once(tmp_path):
+def test_pictures_are_decoded_once(tmp_path, monkeypatch):
+    """And again where there are others, where the cache is missing, or of another version."""
     write_folders(tmp_path)
     counts = []
-    options = {"image_size": 6, "progress": lambda *count: counts.append(count)}
-    first = load_split("classes", tmp_path, **options)
+
+    def load():
+        return load_split(
+            "classes", tmp_path, image_size=6, progress=lambda *count: counts.append(count)
+        )
+
+    first = load()
     assert counts == [(i, 8) for i in range(1, 9)]
-    assert load_split("classes", tmp_path, **options).digest == first.digest
+    assert load().digest == first.digest
     assert len(counts) == 8
+    (tmp_path / "cache-6.pt").unlink()
+    assert load().digest == first.digest
+    assert len(counts) == 8 + 8
     picture(tmp_path / "train" / "ant" / "9.png", 99)
-    third = load_split("classes", tmp_path, **options)
-    assert len(counts) == 8 + 9
+    third = load()
+    assert len(counts) == 8 + 8 + 9
     assert third.digest != first.digest
     assert len(third.train) == 5
+    monkeypatch.setattr(cache, "CACHE_VERSION", cache.CACHE_VERSION + 1)
+    load()
+    assert len(counts) == 8 + 8 + 9 + 9
 
 
 def test_two_that_begin_at_once_decode_once(tmp_path):
@@ -60,17 +72,6 @@ def test_a_file_that_changed_at_equal_size_is_decoded_anew(tmp_path):
     after = load_split("classes", tmp_path, image_size=6)
     assert np.array_equal(after.test.pixels[2].numpy(), expected)
     assert after.digest != before.digest
-
-
-def test_a_cache_that_is_missing_or_of_another_version_is_made_again(tmp_path, monkeypatch):
-    write_folders(tmp_path)
-    first = load_split("classes", tmp_path, image_size=6)
-    (tmp_path / "cache-6.pt").unlink()
-    assert load_split("classes", tmp_path, image_size=6).digest == first.digest
-    monkeypatch.setattr(cache, "CACHE_VERSION", cache.CACHE_VERSION + 1)
-    counts = []
-    load_split("classes", tmp_path, image_size=6, progress=lambda *count: counts.append(count))
-    assert len(counts) == 8
 
 
 def test_the_digest_tells_which_class_has_which_images(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 
-from neural_similarity.lab import cli
 from neural_similarity.lab.data import Preprocess
 from neural_similarity.lab.data.decoding import read_header, read_pixels
 from neural_similarity.lab.data.deep import Depth
@@ -121,23 +120,21 @@ def test_16_bits_scale_as_8_do():
 
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", ["quickstart", "adapt"])
-def test_a_run_on_four_channels_of_16_bits(tmp_path, capsys, recipe):
+def test_a_run_on_four_channels_of_16_bits(tmp_path, nsim, recipe):
     for c, name in enumerate(("dark", "light")):
         (tmp_path / "images" / name).mkdir(parents=True)
         for index in range(10):
             values = draw_values(4, np.uint16, index) // 4 + c * 40_000
             tifffile.imwrite(tmp_path / "images" / name / f"{index}.tif", values[:, :10])
-    words = ["train", recipe, "--dataset", "folder", "--data", str(tmp_path / "images")]
-    words += ["--steps", "2", "--drops", "--batch-size", "8", "--crop", "0", "--device", "cpu"]
+    words = f"train {recipe} --dataset folder --data {tmp_path / 'images'} --device cpu"
+    words += " --steps 2 --drops --batch-size 8 --crop 0"
     if recipe == "adapt":
-        words += ["--backbone", "timm:resnet18", "--pretrained", "False", "--image-size", "32"]
+        words += " --backbone timm:resnet18 --pretrained False --image-size 32"
     run = tmp_path / "run"
-    assert cli.main([*words, "--out", str(run)]) == 0
-    assert cli.main(["evaluate", str(run), "--device", "cpu"]) == 0
-    assert cli.main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
-    image = str(tmp_path / "images" / "dark" / "0.tif")
-    assert cli.main(["predict", str(run), image, "--device", "cpu"]) == 0
+    nsim(f"{words} --out {run}")
+    nsim(f"evaluate {run} --device cpu")
+    nsim(f"report {run} --out {tmp_path / 'report.html'}")
+    nsim(f"predict {run} --device cpu", tmp_path / "images" / "dark" / "0.tif")
     Image.new("RGB", (12, 10)).save(tmp_path / "rgb.png")
-    capsys.readouterr()
-    assert cli.main(["predict", str(run), str(tmp_path / "rgb.png"), "--device", "cpu"]) == 1
-    assert "rgb.png must have 4 channels, got 3" in capsys.readouterr().err
+    told = nsim(f"predict {run} --device cpu", tmp_path / "rgb.png", code=1).err
+    assert "rgb.png must have 4 channels, got 3" in told

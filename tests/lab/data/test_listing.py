@@ -45,12 +45,9 @@ def test_parts_of_other_data_sets(tmp_path, val):
     split = load_split("classes", tmp_path / "split", image_size=6)
     parts = [split.images_of_part(part).classes for part in ("train", "val", "test")]
     assert parts == [("ant", "bee"), ("cat",), ("dog",)]
-
-
-def test_with_three_parts_the_test_part_is_the_test(tmp_path):
-    for part, each in (("training", 4), ("dev", 3), ("testing", 2)):
-        classes(tmp_path / part, each=each)
-    assert len(load_dataset("folder", tmp_path).test) == 4
+    for part, each in (("training", 4), (val, 3), ("testing", 2)):
+        classes(tmp_path / "three" / part, each=each)
+    assert len(load_dataset("folder", tmp_path / "three").test) == 4
 
 
 @pytest.mark.parametrize("names", [("train", "test"), ("Training", "dev", "testing"), ("valid",)])
@@ -199,33 +196,28 @@ def test_links_to_images_elsewhere_are_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("parts", "ignored"),
+    ("name", "parts", "ignored"),
     [
-        (("train", "eval"), "eval/"),
-        (("train", "val", "test"), "val/"),
-        (("train", "test", "extra", "notes"), "extra/, notes/"),
-        (("train", "test"), None),
-        (("train", "val"), None),
-        (("ant", "bee"), None),
+        ("folder", ("train", "eval"), "eval/"),
+        ("folder", ("train", "val", "test"), "val/"),
+        ("folder", ("train", "test", "extra", "notes"), "extra/, notes/"),
+        ("folder", ("train", "test"), None),
+        ("folder", ("train", "val"), None),
+        ("folder", ("ant", "bee"), None),
+        ("imagenet", ("train", "val", "more"), "more/"),
+        ("classes", (*WANTED, "more"), "more/"),
     ],
 )
-def test_folders_beside_the_parts_are_named(tmp_path, caplog, parts, ignored):
-    for part in parts:
-        write_folders(tmp_path, {part: ["ant", "bee"]})
+def test_folders_beside_the_parts_are_named(tmp_path, caplog, name, parts, ignored):
+    more = WANTED | {"more": ["elk"]}
+    split = more if name == "classes" else {part: ["ant", "bee"] for part in parts}
+    write_folders(tmp_path, split)
     (tmp_path / ".hidden").mkdir()
-    load_dataset("folder", tmp_path)
+    load_split(name, tmp_path) if name == "classes" else load_dataset(name, tmp_path)
     told = [text for text in caplog.messages if text.startswith("Warning")]
     assert len(told) == (ignored is not None)
     if ignored:
         assert f"in {tmp_path}, {ignored} is ignored; used are train/" in told[0]
-
-
-@pytest.mark.parametrize("name", ["imagenet", "classes"])
-def test_folders_beside_the_parts_are_named_in_every_layout(tmp_path, caplog, name):
-    same = {part: ["ant", "bee"] for part in ("train", "val", "more")}
-    write_folders(tmp_path, same if name == "imagenet" else WANTED | {"more": ["elk"]})
-    load_dataset("imagenet", tmp_path) if name == "imagenet" else load_split(name, tmp_path)
-    assert [text for text in caplog.messages if f"in {tmp_path}, more/ is ignored" in text]
 
 
 def test_images_of_other_formats_are_counted(tmp_path, caplog):

@@ -1,4 +1,6 @@
 import os
+import time
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from PIL import Image
 from tiny_folders import picture
 
 from neural_similarity.lab.data import NAMES, listing, load_dataset
+from neural_similarity.lab.data.fashion_mnist import CLASSES, FILE, unpack_embedded
 
 
 def classes(folder, names=("cat", "ant"), each=2, **options):
@@ -118,12 +121,13 @@ def test_sizes_differ(tmp_path):
         load_dataset("folder", tmp_path)
 
 
-@pytest.mark.parametrize(("lacking", "having"), [("train", "test"), ("test", "train")])
-def test_a_class_in_one_part_only(tmp_path, lacking, having):
+@pytest.mark.parametrize("name", ["folder", "imagenet"])
+@pytest.mark.parametrize(("lacking", "having"), [("train", "val"), ("val", "train")])
+def test_a_class_in_one_part_only(tmp_path, name, lacking, having):
     classes(tmp_path / lacking)
     classes(tmp_path / having, ("cat", "ant", "bee"))
     with pytest.raises(ValueError, match=f"got 'bee' in .*{having} and not in .*{lacking}"):
-        load_dataset("folder", tmp_path)
+        load_dataset(name, tmp_path)
 
 
 def test_empty_class(tmp_path):
@@ -174,3 +178,35 @@ def test_unknown_name(name, nearest):
     match = rf"`name` must be one of {', '.join(NAMES)}, got '{name}'; nearest: {nearest}"
     with pytest.raises(ValueError, match=match):
         load_dataset(name)
+
+
+FOLDER = files("neural_similarity.lab.data").joinpath("embedded")
+
+
+def test_embedded_data_set():
+    began = time.process_time()
+    dataset = load_dataset("embedded", root="a folder that does not exist")
+    assert time.process_time() - began < 2
+    assert dataset.train.pixels.shape == (8_000, 1, 28, 28)
+    assert dataset.test.pixels.shape == (2_000, 1, 28, 28)
+    assert dataset.train.labels[:800].bincount().tolist() == [80] * 10
+    assert dataset.test.labels.bincount().tolist() == [200] * 10
+    assert dataset.train.classes == CLASSES
+    # Of images that were compared with the official files.
+    assert dataset.digest == "06eb278ace9d01271d8e033e6fe71b557ec5b9fc07220f00a4c954816ee85a2d"
+
+
+def test_packed_file_is_small_and_licensed():
+    assert len(FOLDER.joinpath(FILE).read_bytes()) < 4_000_000
+    licence = FOLDER.joinpath("LICENSE").read_text(encoding="utf-8")
+    assert "The MIT License (MIT) Copyright © 2017 Zalando SE, https://tech.zalando.com" in licence
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_damage_is_noticed(damage):
+    packed = bytearray(FOLDER.joinpath(FILE).read_bytes())
+    if damage == "flipped":
+        packed[2_000_000] ^= 1
+    packed = {"truncated": packed[:-1000], "flipped": packed, "empty": b""}[damage]
+    with pytest.raises(ValueError, match=r"fashion-mnist-10k\.xz must hold 10,000 images"):
+        unpack_embedded(bytes(packed))

@@ -16,14 +16,14 @@ import torchvision
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_images import CLASSES, TINY, make_dataset
-from tiny_images import tiny as tiny
 from torch import nn
 
 import neural_similarity as ns
 from neural_similarity import visualize
+from neural_similarity.choices import install_command
 from neural_similarity.conversion import head_name
 from neural_similarity.files import read_json
-from neural_similarity.lab import cli, data, session
+from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Dataset
 from neural_similarity.lab.tasks import backbone, classification
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapt_network
@@ -33,8 +33,9 @@ from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distri
 from neural_similarity.lab.train.checkpoint import newest_checkpoint, restore_state
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 
-FEW = ("--steps", "2", "--drops", "1", "--precision", "fp32", "--device", "cpu")
-RANDOM = ("--pretrained", "False", "--image-size", "32")
+FEW = "--steps 2 --drops 1 --precision fp32 --device cpu"
+RANDOM = "--pretrained False --image-size 32"
+TO_ADAPT = install_command("adapt")
 SHORT = {"steps": 2, "drops": (), "precision": "fp32"}
 RECIPE = Recipe(dataset="embedded", width=0.1, **SHORT)
 
@@ -53,9 +54,14 @@ def world(tmp_path_factory):
     return root
 
 
-def adapt(world, out, *args):
-    words = ["train", "adapt", "--data", str(world / "colours"), "--out", str(out), *args, *FEW]
-    return cli.main(words)
+@pytest.fixture
+def adapt(world, tmp_path, nsim):
+    """Adapts by a command line into the folder run; what it prints."""
+
+    def call(line, code=0, data=world / "colours"):
+        return nsim(f"train adapt --data {data} --out {tmp_path / 'run'} {line} {FEW}", code=code)
+
+    return call
 
 
 def resnet20(folder, classes=3):
@@ -66,7 +72,7 @@ def resnet20(folder, classes=3):
 
 
 def words_of(fields):
-    return [w for key, value in fields.items() for w in (f"--{key.replace('_', '-')}", str(value))]
+    return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in fields.items())
 
 
 def trained(folder, recipe=RECIPE):
@@ -85,11 +91,10 @@ def same_weights(run, before):
 
 
 @pytest.mark.long
-def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
+def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, adapt, nsim):
     run = tmp_path / "run"
-    layers = ("--where", "layer4.*", "--similarity", "static-diagonal")
-    assert adapt(world, run, "--backbone", "timm:resnet18", *RANDOM, *layers) == 0
-    told = capsys.readouterr()
+    layers = "--where layer4.* --similarity static-diagonal"
+    told = adapt(f"--backbone timm:resnet18 {RANDOM} {layers}")
     assert "48 training, 12 test images, 3 classes: blue, green, red\n" in told.err
     assert "timm:resnet18 with a new classifier of 3 classes, sha256 " in told.err
     trained = 3 * 513 + 4 * 9
@@ -98,23 +103,22 @@ def test_a_network_of_timm_on_a_folder_of_classes(world, tmp_path, capsys):
     assert size < 10_000
     file = f"{run}/adapter.safetensors, {size / 1000:.1f} kB"
     assert f"{trained:,} parameters trained, in {file}\n" in told.out
-    assert cli.main(["evaluate", str(run), "--device", "cpu"]) == 0
     accuracy = read_json(run / "summary.json")["test_accuracy"]
-    assert f"accuracy {100 * accuracy:.2f} %" in capsys.readouterr().out
-    image = str(world / "colours" / "red" / "0.png")
-    assert cli.main(["predict", str(run), image]) == 0
-    assert capsys.readouterr().out.startswith(f"{image}: ")
-    assert adapt(world, tmp_path / "second", "--backbone", str(run)) == 1
-    assert "cannot be a backbone: it is timm:resnet18 adapted" in capsys.readouterr().err
+    assert f"accuracy {100 * accuracy:.2f} %" in nsim(f"evaluate {run} --device cpu").out
+    image = world / "colours" / "red" / "0.png"
+    assert nsim(f"predict {run} {image}").out.startswith(f"{image}: ")
+    run.rename(tmp_path / "first")
+    told = adapt(f"--backbone {tmp_path / 'first'}", code=1).err
+    assert "cannot be a backbone: it is timm:resnet18 adapted" in told
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("train", ["M", "head", "M+norm", "all", "M+all"])
-def test_the_adapter_on_its_backbone_is_the_network(world, tmp_path, train):
+def test_the_adapter_on_its_backbone_is_the_network(tmp_path, adapt, train):
     fields, run = resnet20(tmp_path), tmp_path / "run"
     backbone = ns.models.resnet20(num_classes=3, width=0.25)
     backbone.load_state_dict(load_file(fields["backbone"]))
-    assert adapt(world, run, *words_of(fields), "--train", train, "--lr", "0.02") == 0
+    adapt(f"{words_of(fields)} --train {train} --lr 0.02")
     network, x = session.load(run), torch.randn(2, 3, 16, 16)
     loaded = ns.load_adapter(backbone, run / "adapter.safetensors")
     assert ns.max_difference(loaded, network, x) == 0
@@ -187,7 +191,7 @@ def test_a_new_head_has_a_rate_of_its_own(tmp_path):
     ],
 )
 def test_a_run_near_chance_exits_with_1(
-    world, tmp_path, monkeypatch, capsys, train, head, accuracy, code
+    tmp_path, monkeypatch, adapt, *, train, head, accuracy, code
 ):
     """Whatever trains, with a new head or the backbone's; where nothing trains, nothing failed."""
     monkeypatch.setattr(classification, "ENOUGH_STEPS", 2)
@@ -197,11 +201,10 @@ def test_a_run_near_chance_exits_with_1(
         "_score_facts",
         lambda task, found: scores(task, found) | {"test_balanced_accuracy": accuracy},
     )
-    args = words_of(resnet20(tmp_path, classes=3 if head == "kept" else 2))
-    words = ("--train", train, "--classifier", head)
-    assert adapt(world, tmp_path / "run", *args, *words) == code
+    words = words_of(resnet20(tmp_path, classes=3 if head == "kept" else 2))
     told = "the network has learned nothing: 40.00 % where guessing has 33.33 %; try a lower --lr"
-    assert (told in capsys.readouterr().err) == bool(code)
+    err = adapt(f"{words} --train {train} --classifier {head}", code=code).err
+    assert (told in err) == bool(code)
 
 
 @pytest.mark.long
@@ -323,65 +326,74 @@ def test_a_new_classifier_of_timm_starts_with_small_logits():
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("code", "words", "message"),
     [
-        ((), "`backbone` must be timm:NAME, torchvision:NAME, a file of weights"),
-        (("tim:resnet18",), "`backbone` must be timm:NAME, torchvision:NAME"),
-        (("timm:resnet81",), "got 'resnet81'; nearest: resnet18"),
-        (("timm:resnet18.a1_in1q",), "got 'resnet18.a1_in1q'; nearest: resnet18.a1_in1k"),
-        (("torchvision:resnet19",), "got 'resnet19'; nearest: resnet1"),
-        (("torchvision:resnet18", "--train", "heads"), "be nothing, or some of M"),
-        (("timm:resnet18", "--train", "nothing+M"), "be nothing, or some of M"),
+        (1, "", "`backbone` must be timm:NAME, torchvision:NAME, a file of weights"),
+        (1, "tim:resnet18", "`backbone` must be timm:NAME, torchvision:NAME"),
+        (1, "timm:resnet81", "got 'resnet81'; nearest: resnet18"),
+        (1, "timm:resnet18.a1_in1q", "got 'resnet18.a1_in1q'; nearest: resnet18.a1_in1k"),
+        (1, "torchvision:resnet19", "got 'resnet19'; nearest: resnet1"),
+        (2, "torchvision:resnet18 --train heads", "be nothing, or some of M"),
+        (2, "timm:resnet18 --train nothing+M", "be nothing, or some of M"),
         (
-            ("timm:resnet18", "--train", "head", "--similarity", "static-diagonal"),
+            2,
+            "timm:resnet18 --train head --similarity static-diagonal",
             "`train` must name M for the similarity static-diagonal, got 'head'",
         ),
-        (("timm:resnet18", "--model", "resnet56"), "`model` must be left out for"),
-        (("torchvision:resnet18", "--width", "2"), "`width` must be left out for"),
-        (("timm:resnet18", "--head-lr", "0"), "`head_lr` must be above 0, or None"),
-        (("timm:resnet18", *RANDOM, "--where", "layer5.*"), "layer5"),
-        (("timm:vit_tiny_patch16_224", *RANDOM, "--where", "x"), "does not take"),
-        (("timm:resnet18", *RANDOM, "--weights", "WORLD/colours/red/0.png"), "must hold"),
+        (1, "timm:resnet18 --model resnet56", "`model` must be left out for"),
+        (1, "torchvision:resnet18 --width 2", "`width` must be left out for"),
+        (2, "timm:resnet18 --head-lr 0", "`head_lr` must be above 0, or None"),
+        (1, f"timm:resnet18 {RANDOM} --where layer5.*", "layer5"),
+        (1, f"timm:vit_tiny_patch16_224 {RANDOM} --where x", "does not take"),
+        (1, f"timm:resnet18 {RANDOM} --weights WORLD/colours/red/0.png", "must hold"),
         (
-            ("torchvision:squeezenet1_1", *RANDOM, "--train", "M+norm"),
+            1,
+            f"torchvision:squeezenet1_1 {RANDOM} --train M+norm",
             "got 'norm' for a network without gains and shifts",
         ),
-        (("timm:levit_128s", *RANDOM), "`backbone` must have one classifier, got"),
+        (1, f"timm:levit_128s {RANDOM}", "`backbone` must have one classifier, got"),
         pytest.param(
-            ("torchvision:googlenet", *RANDOM),
+            1,
+            f"torchvision:googlenet {RANDOM}",
             "must return one tensor in training, too, got GoogLeNetOutputs",
             marks=pytest.mark.filterwarnings("ignore:The default weight"),
         ),
-        (("WORLD/adapter",), "`backbone` must be"),
-        (("WORLD/colours",), "is not a run folder"),
+        (1, "WORLD/adapter", "`backbone` must be"),
+        (1, "WORLD/colours", "is not a run folder"),
     ],
 )
-def test_what_cannot_be_adapted_leaves_no_folder(world, tmp_path, capsys, args, message):
-    args = ["--backbone"] * bool(args) + [word.replace("WORLD", str(world)) for word in args]
-    assert adapt(world, tmp_path / "run", *args) in (1, 2)
-    assert message in " ".join(capsys.readouterr().err.split())
+def test_what_cannot_be_adapted_leaves_no_folder(world, tmp_path, adapt, code, words, message):
+    line = words.replace("WORLD", str(world))
+    told = adapt(f"--backbone {line}" if line else "", code=code).err
+    assert message in " ".join(told.split())
     assert not (tmp_path / "run").exists()
 
 
-BASELINE = "--backbone timm:resnet18 --similarity none --train baseline+head --baseline"
-
-
 @pytest.mark.parametrize(
-    ("library", "what", "words"),
+    ("words", "module", "message"),
     [
-        ("timm", "timm:resnet18", "--backbone timm:resnet18"),
-        ("torchvision", "torchvision:resnet18", "--backbone torchvision:resnet18"),
-        ("lycoris", "diag-OFT", f"{BASELINE} oft"),
+        ("--data 1.5", None, "1.5 must be a folder of class folders, got none"),
+        ("--track wandb", "wandb", "--track wandb needs wandb: pip install"),
+        (
+            "--train baseline --baseline oft",
+            "lycoris",
+            f"diag-OFT needs lycoris: {install_command('baselines')}",
+        ),
+        *(
+            (f"--backbone {kind}:resnet18", kind, f"{kind}:resnet18 needs {kind}: {TO_ADAPT}")
+            for kind in ("timm", "torchvision")
+        ),
     ],
 )
-def test_a_library_that_is_missing(library, what, words, world, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, library, None)
-    assert adapt(world, tmp_path / "run", *words.split()) == 1
-    assert f"{what} needs {library}: pip install" in (told := capsys.readouterr().err)
-    assert ("[baselines]" in told) == words.startswith(BASELINE)
+def test_what_takes_no_time_is_told_first(adapt, monkeypatch, words, module, message):
+    """Before timm is imported, and before images are read."""
+    monkeypatch.setattr(backbone, "_library_of", lambda _: pytest.fail("timm is imported"))
+    monkeypatch.setitem(sys.modules, module or "no module", None)
+    line = f"--backbone timm:resnet18 --similarity none --train head {words}"
+    assert message in adapt(line, code=1).err
 
 
-def test_weights_that_cannot_be_downloaded(world, tmp_path, monkeypatch, capsys):
+def test_weights_that_cannot_be_downloaded(adapt, monkeypatch):
     def fail(*_, pretrained=False, **__):
         if pretrained:
             raise OSError("no network")
@@ -389,8 +401,8 @@ def test_weights_that_cannot_be_downloaded(world, tmp_path, monkeypatch, capsys)
 
     MODEL = timm.create_model("resnet18", num_classes=3)
     monkeypatch.setattr(timm, "create_model", fail)
-    assert adapt(world, tmp_path / "run", "--backbone", "timm:resnet18", "--image-size", "32") == 1
-    assert "cannot be downloaded: no network; give a file with --weights" in capsys.readouterr().err
+    told = adapt("--backbone timm:resnet18 --image-size 32", code=1).err
+    assert "cannot be downloaded: no network; give a file with --weights" in told
 
 
 @pytest.mark.parametrize(
@@ -419,14 +431,13 @@ def test_all_but_the_classifier_comes_with_the_name(word, library, name, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("args", "better"),
-    [(("--train", "M"), "M+head"), (("--train", "nothing", "--similarity", "none"), "head")],
+    ("words", "better"),
+    [("--train M", "M+head"), ("--train nothing --similarity none", "head")],
 )
-def test_a_new_classifier_that_stays_random_is_told(world, tmp_path, capsys, args, better):
+def test_a_new_classifier_that_stays_random_is_told(tmp_path, adapt, words, better):
     """With a `train` that the command takes."""
-    assert adapt(world, tmp_path / "run", "--backbone", "timm:test_resnet", *RANDOM, *args) == 0
-    told = f"the classifier is new, and stays random; --train {better}\n"
-    assert told in capsys.readouterr().err
+    told = adapt(f"--backbone timm:test_resnet {RANDOM} {words}").err
+    assert f"the classifier is new, and stays random; --train {better}\n" in told
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["command"] == "nsim train adapt"
 
@@ -475,11 +486,11 @@ def test_whose_classifier(world, tmp_path, classifier, train, head):
 
 
 @pytest.mark.parametrize("rate", ["0", "0.003"])
-def test_one_class_is_refused_whatever_the_rate(world, tmp_path, capsys, rate):
-    shutil.copytree(world / "colours" / "red", tmp_path / "world" / "colours" / "red")
-    args = (*words_of(resnet20(tmp_path, classes=2)), "--lr", rate)
-    assert adapt(tmp_path / "world", tmp_path / "run", *args) == 1
-    assert "there must be at least two classes, got ('red',)" in capsys.readouterr().err
+def test_one_class_is_refused_whatever_the_rate(world, tmp_path, adapt, rate):
+    shutil.copytree(world / "colours" / "red", tmp_path / "colours" / "red")
+    line = f"{words_of(resnet20(tmp_path, classes=2))} --lr {rate}"
+    told = adapt(line, code=1, data=tmp_path / "colours").err
+    assert "there must be at least two classes, got ('red',)" in told
     assert not (tmp_path / "run").exists()
 
 
@@ -500,45 +511,27 @@ class NoTensor:
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("words", "message"),
     [
-        (("FILE", "--model", "resnet56"), "FILE do not fit: "),
-        (("timm:resnet18", *RANDOM, "--weights", "FILE"), "FILE do not fit: "),
-        (("OBJECT",), "OBJECT must hold weights, but cannot be read: it must hold"),
-        (("FILE", "--channels", "1"), "`channels` must be 3, as FILE takes, got 1"),
-        (("timm:resnet18", *RANDOM, "--channels", "1"), "`channels` must be 3, as"),
+        ("FILE --model resnet56", "FILE do not fit: "),
+        (f"timm:resnet18 {RANDOM} --weights FILE", "FILE do not fit: "),
+        ("OBJECT", "OBJECT must hold weights, but cannot be read: it must hold"),
+        ("FILE --channels 1", "`channels` must be 3, as FILE takes, got 1"),
+        (f"timm:resnet18 {RANDOM} --channels 1", "`channels` must be 3, as"),
     ],
 )
-def test_what_does_not_fit_is_told_at_once(world, tmp_path, monkeypatch, capsys, args, message):
+def test_what_does_not_fit_is_told_at_once(tmp_path, monkeypatch, adapt, words, message):
     monkeypatch.setattr(data, "load_dataset", lambda *_, **__: pytest.fail("images are decoded"))
     places = {"FILE": resnet20(tmp_path)["backbone"], "OBJECT": str(tmp_path / "object.pt")}
     torch.save(NoTensor(), places["OBJECT"])
-    width = () if "timm:resnet18" in args else ("--width", "0.25")
-    args = [places.get(word, word) for word in args]
-    assert adapt(world, tmp_path / "run", "--backbone", *args, *width) == 1
-    told = capsys.readouterr().err
-    assert re.sub("FILE|OBJECT", lambda word: places[word[0]], message) in told
+    line, message = (
+        re.sub("FILE|OBJECT", lambda word: places[word[0]], text) for text in (words, message)
+    )
+    width = "" if "timm:resnet18" in words else "--width 0.25"
+    told = adapt(f"--backbone {line} {width}", code=1).err
+    assert message in told
     assert "weights_only" not in told
     assert told.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("args", "module", "message"),
-    [
-        (("--data", "1.5"), None, "1.5 must be a folder of class folders, got none"),
-        (("--track", "wandb"), "wandb", "--track wandb needs wandb: pip install"),
-        (("--train", "baseline", "--baseline", "oft"), "lycoris", "diag-OFT needs lycoris: pip"),
-    ],
-)
-def test_what_takes_no_time_is_told_first(
-    world, tmp_path, monkeypatch, capsys, args, module, message
-):
-    """Before timm is imported, and before images are read."""
-    monkeypatch.setattr(backbone, "_library_of", lambda _: pytest.fail("timm is imported"))
-    monkeypatch.setitem(sys.modules, module or "no module", None)
-    words = ("--backbone", "timm:resnet18", "--similarity", "none", "--train", "head", *args)
-    assert adapt(world, tmp_path / "run", *words) == 1
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("tiny")
@@ -556,10 +549,9 @@ def test_the_m_of_a_run_trains_on_without_a_word(tmp_path, caplog, capsys, simil
             adapted(start, tmp_path / "other", similarity=ns.Static(ns.Full()))
 
 
-def test_batches_are_no_larger_than_the_few_images(world, tmp_path, capsys):
-    args = ("--backbone", "timm:test_resnet", *RANDOM, "--per-class", "5", "--lr", "0.01")
-    assert adapt(world, tmp_path / "run", *args) == 0
-    assert "batches have 15 images, as many as there are, not 32\n" in capsys.readouterr().err
+def test_batches_are_no_larger_than_the_few_images(adapt):
+    told = adapt(f"--backbone timm:test_resnet {RANDOM} --per-class 5 --lr 0.01").err
+    assert "batches have 15 images, as many as there are, not 32\n" in told
 
 
 @pytest.mark.usefixtures("tiny")

@@ -41,19 +41,13 @@ class Threshold(nn.Module):
         return torch.stack([-light, light], 1)
 
 
-class Repeated(nn.Module):
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
     def forward(self, x):
-        return x.repeat(1, 3, 1, 1)
-
-
-class Transposed(nn.Module):
-    def forward(self, x):
-        return x.mT
-
-
-class Averaged(nn.Module):
-    def forward(self, x):
-        return x.mean(1)
+        return self.function(x)
 
 
 def rate_of(wrong, count, monkeypatch):
@@ -134,10 +128,15 @@ def test_a_head_at_every_position_takes_the_steps_of_one_behind_a_pool(head):
     linear, pool = nn.Linear(3, 2), nn.AdaptiveAvgPool2d(1)
     layers = {
         "linear": (pool, nn.Flatten(), linear),
-        "of tokens": (nn.Flatten(2), Transposed(), linear, Averaged()),
+        "of tokens": (
+            nn.Flatten(2),
+            Function(lambda x: x.mT),
+            linear,
+            Function(lambda x: x.mean(1)),
+        ),
         "convolution": (nn.Conv2d(3, 2, 1), pool, nn.Flatten()),
     }
-    network = nn.Sequential(Repeated(), *layers[head])
+    network = nn.Sequential(Function(lambda x: x.repeat(1, 3, 1, 1)), *layers[head])
     fields = own_rate.new_head_fields(network, images_of(10, 100), PREPROCESS, RECIPE)
     mean = 3 * PREPROCESS(images_of(10, 100).pixels).mean().item()
     assert fields["head_lr"] == pytest.approx(0.4 / max(mean, 0.4), rel=0.01)

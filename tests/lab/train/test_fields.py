@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import refusals
-from tiny_images import TINY, make_dataset, tiny_world
-from tiny_images import tiny as tiny
+from tiny_images import TINY, make_dataset, tiny_world, train_tiny
 from torch import nn
 
 from neural_similarity.lab import data
@@ -65,62 +64,64 @@ def test_every_field_is_tested():
     assert not set(WEIGHTS) & ELSEWHERE
 
 
-def weights_after_training(recipe, folder):
-    model = load(train(recipe, out=folder, device="cpu"))
-    return torch.cat([tensor.flatten().float() for tensor in model.state_dict().values()])
+def weights_after_training(folder, **changes):
+    state = load(train_tiny(folder, **changes)).state_dict()
+    return torch.cat([tensor.flatten().float() for tensor in state.values()])
 
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory):
     with tiny_world():
-        return weights_after_training(TINY, tmp_path_factory.mktemp("usual") / "run")
+        return weights_after_training(tmp_path_factory.mktemp("usual"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_depend_on(usual, tmp_path, name):
-    other = weights_after_training(replace(TINY, **{name: WEIGHTS[name]}), tmp_path / "run")
+    other = weights_after_training(tmp_path, **{name: WEIGHTS[name]})
     assert other.shape != usual.shape or not torch.equal(other, usual)
 
 
+def optimizer_groups(run):
+    return fitting.initial_state(run, choose_runtime("cpu")).optimizer.param_groups
+
+
 def test_optimizer_has_the_recipes_numbers(tmp_path):
-    changes = {"momentum": 0.3, "weight_decay": 0.02, "similarity_decay": 0.07, "lr": 0.4}
-    recipe = replace(TINY, similarity=Static(Diagonal()), **changes)
-    run = train(recipe, out=tmp_path / "run", device="cpu")
-    optimizer = fitting.initial_state(run, choose_runtime("cpu")).optimizer
-    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
-    assert decays == {"weights": 0.02, "similarities": 0.07}
-    assert {group["momentum"] for group in optimizer.param_groups} == {0.3}
-    assert {group["lr"] for group in optimizer.param_groups} == {0.4}
-    assert not any(group["nesterov"] for group in optimizer.param_groups)
+    numbers = {"momentum": 0.3, "lr": 0.4}
+    decays = {"weight_decay": 0.02, "similarity_decay": 0.07}
+    groups = optimizer_groups(
+        train_tiny(tmp_path, similarity="static-diagonal", **numbers, **decays)
+    )
+    assert {group["name"]: group["weight_decay"] for group in groups} == {
+        "weights": 0.02,
+        "similarities": 0.07,
+    }
+    assert all(group.items() >= (numbers | {"nesterov": False}).items() for group in groups)
 
 
 def test_decay_of_kernels_alone_and_nesterovs_momentum(tmp_path):
     """Kernels and the classifier decay; gains, biases, normalisation and predictors do not."""
     dynamic = Dynamic(Diagonal(), predictor=SphereNet(batch_norm=True))
-    recipe = replace(TINY, similarity=dynamic, decayed="kernels", nesterov=True, weight_decay=0.02)
-    run = train(recipe, out=tmp_path / "run", device="cpu")
+    changes = {"decayed": "kernels", "nesterov": True, "weight_decay": 0.02}
+    run = train_tiny(tmp_path, similarity=dynamic, **changes)
     state = fitting.initial_state(run, choose_runtime("cpu"))
-    decay = {
-        p: group["weight_decay"] for group in state.optimizer.param_groups for p in group["params"]
-    }
+    groups = state.optimizer.param_groups
+    decay = {p: group["weight_decay"] for group in groups for p in group["params"]}
     for name, parameter in state.model.named_parameters():
         kernel = name.endswith("weight") and parameter.ndim > 1 and "similarity" not in name
         assert decay[parameter] == (0.02 if kernel else 0.0), name
-    assert all(group["nesterov"] for group in state.optimizer.param_groups)
+    assert all(group["nesterov"] for group in groups)
 
 
 def test_one_cycle_reaches_the_optimizer(tmp_path):
-    recipe = replace(TINY, schedule="one-cycle", drops=(), steps=10, log_every=1, lr=0.1)
-    rates = [
-        line["lr"] for line in read_lines(train(recipe, out=tmp_path / "run", device="cpu").metrics)
-    ]
+    cycle = {"schedule": "one-cycle", "drops": (), "steps": 10, "log_every": 1, "lr": 0.1}
+    rates = [line["lr"] for line in read_lines(train_tiny(tmp_path, **cycle).metrics)]
     assert rates == pytest.approx([0.05, 0.1, *(0.1 * left / 8 for left in range(8, 0, -1))])
 
 
 def test_adam_is_adam(tmp_path):
     changes = {"lr": 0.01, "weight_decay": 0.0, "steps": 1, "drops": (), "momentum": 0.8}
-    run = train(replace(TINY, optimizer="adam", **changes), out=tmp_path / "run", device="cpu")
+    run = train_tiny(tmp_path, optimizer="adam", **changes)
     optimizer = fitting.initial_state(run, choose_runtime("cpu")).optimizer
     assert type(optimizer) is torch.optim.Adam
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.999)}
@@ -129,34 +130,38 @@ def test_adam_is_adam(tmp_path):
     torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-2, atol=0)
 
 
+def loss_of_one_step(folder, **changes):
+    """The loss, and the run."""
+    once = {"steps": 1, "drops": (), "log_every": 1}
+    run = train_tiny(folder, **once, **changes)
+    return read_lines(run.metrics)[0]["loss"], run
+
+
 @pytest.mark.parametrize(
     ("measure", "start", "moves"), [("l1", 9, True), ("nuclear", 9, True), ("deviation", 0, False)]
 )
 def test_the_penalty_is_added_to_the_loss(tmp_path, measure, start, moves):
     """At M = I of nine layers: 9 each, with the gradient I, or nothing of its deviation."""
-    once = {"steps": 1, "drops": (), "log_every": 1, "weight_decay": 0.0}
-    plain = replace(TINY, similarity=Static(Full()), **once)
-    losses, states = [], []
-    for i, recipe in enumerate((plain, replace(plain, penalty=0.5, penalty_measure=measure))):
-        run = train(recipe, out=tmp_path / str(i), device="cpu")
-        losses.append(read_lines(run.metrics)[0]["loss"])
-        states.append(load(run).state_dict())
-    assert losses[1] - losses[0] == pytest.approx(0.5 * 9 * start, abs=1e-5)
-    for name, value in states[0].items():
+    plain = {"similarity": Static(Full()), "weight_decay": 0.0}
+    loss, run = loss_of_one_step(tmp_path / "plain", **plain)
+    plus = {"penalty": 0.5, "penalty_measure": measure}
+    penalised, other = loss_of_one_step(tmp_path / "penalised", **plain, **plus)
+    assert penalised - loss == pytest.approx(0.5 * 9 * start, abs=1e-5)
+    state = load(other).state_dict()
+    for name, value in load(run).state_dict().items():
         pulled = -0.1 * 0.5 * torch.eye(9).flatten() if name.endswith(".raw") and moves else 0
-        torch.testing.assert_close(states[1][name], value + pulled, msg=name)
+        torch.testing.assert_close(state[name], value + pulled, msg=name)
 
 
 def test_hyperspherical_kernels_are_held_orthogonal_in_place_of_their_decay(tmp_path):
-    changes = {"model": "spherenet9", "similarity": None, "steps": 1, "drops": (), "log_every": 1}
-    plain = replace(TINY, **changes, weight_decay=0.25)
+    plain = {"model": "spherenet9", "similarity": None, "weight_decay": 0.25}
     losses = []
-    for i, recipe in enumerate((plain, replace(plain, orthogonality=0.5))):
-        run = train(recipe, out=tmp_path / str(i), device="cpu")
-        losses.append(read_lines(run.metrics)[0]["loss"])
-        groups = fitting.initial_state(run, choose_runtime("cpu")).optimizer.param_groups
-        decays = {group["name"]: group["weight_decay"] for group in groups}
-        assert decays == {"weights": 0.25} | ({"spheres": 0.0} if recipe.orthogonality else {})
+    for orthogonality, spheres in ((0.0, {}), (0.5, {"spheres": 0.0})):
+        held = {"orthogonality": orthogonality}
+        loss, run = loss_of_one_step(tmp_path / str(orthogonality), **plain, **held)
+        losses.append(loss)
+        decays = {group["name"]: group["weight_decay"] for group in optimizer_groups(run)}
+        assert decays == {"weights": 0.25} | spheres
     layers = [layer for layer in run.build().modules() if type(layer) is SphereConv2d]
     kernels = [layer.weight.flatten(1) for layer in layers]
     assert len(kernels) == 10
@@ -177,8 +182,8 @@ def test_cross_entropy_with_a_floor_by_hand(smoothing):
 def test_norms_have_the_recipes_numbers_and_predictors_their_own_eps(tmp_path):
     predictor = SphereNet(hidden=4, batch_norm=True, batch_norm_eps=0.3)
     changes = {"norm_momentum": 0.25, "norm_eps": 0.125}
-    recipe = replace(TINY, similarity=Dynamic(Diagonal(), predictor=predictor), **changes)
-    model = load(train(recipe, out=tmp_path / "run", device="cpu"))
+    similarity = Dynamic(Diagonal(), predictor=predictor)
+    model = load(train_tiny(tmp_path, similarity=similarity, **changes))
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     assert {norm.momentum for norm in norms} == {0.25}
     assert [norm.eps for norm in norms].count(0.3) == 2 * 9
@@ -209,7 +214,7 @@ def test_a_similarity_may_be_a_name():
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["cnn10", "resnet18"])
 def test_networks_without_variants_train(model, tmp_path):
-    run = train(replace(TINY, model=model), out=tmp_path / "run", device="cpu")
+    run = train_tiny(tmp_path, model=model)
     assert load(run)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
 
 
@@ -232,7 +237,7 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_kernels_have_the_memory_format(tmp_path, channels_last):
-    run = train(replace(TINY, channels_last=channels_last), out=tmp_path / "run", device="cpu")
+    run = train_tiny(tmp_path, channels_last=channels_last)
     runtime = choose_runtime("cpu", "fp32", run.recipe.channels_last)
     kernels = [p for p in fitting.initial_state(run, runtime).model.parameters() if p.dim() == 4]
     wide = [kernel for kernel in kernels if kernel.shape[1] > 1]
@@ -244,7 +249,7 @@ def test_kernels_have_the_memory_format(tmp_path, channels_last):
 def test_compile(tmp_path, monkeypatch, compiles):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
-    train(replace(TINY, compile=compiles), out=tmp_path / "run", device="cpu")
+    train_tiny(tmp_path, compile=compiles)
     assert len(compiled) == compiles
 
 
@@ -253,7 +258,7 @@ def test_compile(tmp_path, monkeypatch, compiles):
 def test_threads(tmp_path, monkeypatch, asked, used):
     counts = set()
     monkeypatch.setattr(Journal, "show_step", lambda *_: counts.add(torch.get_num_threads()))
-    run = train(replace(TINY, threads=asked, steps=2, drops=()), out=tmp_path / "run", device="cpu")
+    run = train_tiny(tmp_path, threads=asked, steps=2, drops=())
     assert counts == {used}
     assert torch.get_num_threads() == 1
     assert json.loads((run.path / "environment.json").read_text())["threads"] == used
@@ -261,7 +266,7 @@ def test_threads(tmp_path, monkeypatch, asked, used):
 
 def test_lines_scores_and_checkpoints_come_every_so_many_steps(tmp_path):
     every = {"log_every": 3, "evaluate_every": 4, "checkpoint_every": 5, "validation": 8}
-    run = train(replace(TINY, steps=8, **every), out=tmp_path / "run", device="cpu")
+    run = train_tiny(tmp_path, steps=8, **every)
     lines = read_lines(run.metrics)
     assert [line["step"] for line in lines if "loss" in line] == [3, 6, 8]
     assert [line["step"] for line in lines if "validation_loss" in line] == [4, 8]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tiny_images import TINY, make_dataset, tiny_world
 from torch import nn
-from torch.nn import functional as F
 
 from neural_similarity.lab.data import Augment, Batches, Place, Preprocess
 from neural_similarity.lab.train import graph, loop
@@ -53,34 +52,6 @@ def trained(device=CPU, make=graph.repeated_update):
     job, state = make_job(device)
     update = partial(loop.update_once, job, state, state.model)
     return advance_through(job, state, make(update, state.optimizer, device))
-
-
-def as_ever(job, state):
-    """The loop before updates could be captured, line by line."""
-    for step, rate in enumerate(RATES):
-        for group in state.optimizer.param_groups:
-            group["lr"] = rate
-        x, y = job.objective.batches.at(step)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-            logits = state.model(x)
-        loss = F.cross_entropy(logits.float(), y)
-        state.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        state.optimizer.step()
-        correct = (logits.detach().argmax(1) == y).sum()
-        state.totals += torch.stack([loss.detach() * 8, correct, torch.full_like(correct, 8)])
-    return state
-
-
-def equal(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_the_captured_function_makes_the_weights_of_the_plain_loop():
-    expected, found = as_ever(*make_job()), trained()
-    assert equal(found.model, expected.model)
-    assert torch.equal(found.totals, expected.totals)
 
 
 class Tape:

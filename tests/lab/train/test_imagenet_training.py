@@ -12,7 +12,7 @@ from kills import outcome
 from tiny_imagenet import CLASSES, make_imagenet
 
 from neural_similarity import visualize
-from neural_similarity.lab import cli, session
+from neural_similarity.lab import session
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.session import load, resume, train
 from neural_similarity.lab.train import fitting
@@ -42,13 +42,6 @@ def root(tmp_path_factory):
 
 def recipe(name=NAME, **changes):
     return replace(RECIPES[name], **CHANGES | {"steps": STEPS, "drops": (4,)} | changes)
-
-
-def flags(root, out):
-    words = [NAME, "--data", str(root), "--out", str(out), "--device", "cpu"]
-    for field, value in CHANGES.items():
-        words += [f"--{field.replace('_', '-')}", str(value)]  # a spec is written as its call
-    return [*words, "--steps", str(STEPS), "--drops", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +84,14 @@ def test_summary_has_the_top_5_error_and_is_that_of_the_logits(root, reference):
     assert len(reference.classes) == len(CLASSES)
 
 
-def test_evaluate_and_inspect_read_the_files_again(reference, monkeypatch, capsys):
-    assert cli.main(["evaluate", str(reference.path), "--device", "cpu"]) == 0
+def test_evaluate_and_inspect_read_the_files_again(reference, monkeypatch, nsim):
     summary = json.loads(reference.summary.read_text())
-    told = capsys.readouterr().out
+    told = nsim(f"evaluate {reference.path} --device cpu").out
     assert f"error {summary['test_error_percent']:.2f} %" in told
     assert f"top-5 error {summary['test_top5_error_percent']:.2f} %" in told
     drawn = []
     monkeypatch.setattr(visualize, "draw", lambda _, inputs, __: drawn.append(inputs) or [])
-    assert cli.main(["inspect", str(reference.path), "--device", "cpu"]) == 0
+    nsim(f"inspect {reference.path} --device cpu")
     assert [inputs.shape for inputs in drawn] == [(2, 3, 32, 32)]
 
 
@@ -114,20 +106,21 @@ def test_other_recipes_train_with_validation(root, tmp_path, name):
     assert json.loads(run.summary.read_text())["best_checkpoint"]["test_top5_error_percent"] <= 100
 
 
-def test_a_damaged_image_stops_the_run_with_one_line(tmp_path, capsys):
+def test_a_damaged_image_stops_the_run_with_one_line(tmp_path, nsim):
     make_imagenet(tmp_path / "data")
     path = tmp_path / "data" / "val" / CLASSES[3] / f"{CLASSES[3]}_1.JPEG"
     path.write_bytes(path.read_bytes()[:150])
-    assert cli.main(["train", *flags(tmp_path / "data", tmp_path / "run")]) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
+    words = f"train {NAME} --data {tmp_path / 'data'} --out {tmp_path / 'run'} --device cpu"
+    # A similarity is written as its call.
+    fields = [w for k, v in CHANGES.items() for w in (f"--{k.replace('_', '-')}", v)]
+    last = nsim(f"{words} --steps {STEPS} --drops 4", *fields, code=1).err.splitlines()[-1]
     assert last.startswith(f"nsim: {path} must be an image, but cannot be read: ")
 
 
-def test_data_prints_the_sizes_and_makes_a_layout(root, tmp_path, capsys):
-    assert cli.main(["data", "imagenet", "--data", str(root)]) == 0
-    assert "48 training and 24 test images of 3x224x224, 12 classes" in capsys.readouterr().out
-    wrong = ["data", "cifar10", "--source", str(root), "--data", str(tmp_path)]
-    assert cli.main(wrong) == 2
-    assert "--source is for the data set imagenet, got cifar10" in capsys.readouterr().err
-    assert cli.main(["data", "imagenet", "--source", str(root), "--data", str(tmp_path)]) == 1
-    assert "must hold images/ and lists *.csv" in capsys.readouterr().err
+def test_data_prints_the_sizes_and_makes_a_layout(root, tmp_path, nsim):
+    told = nsim(f"data imagenet --data {root}").out
+    assert "48 training and 24 test images of 3x224x224, 12 classes" in told
+    told = nsim(f"data cifar10 --source {root} --data {tmp_path}", code=2).err
+    assert "--source is for the data set imagenet, got cifar10" in told
+    told = nsim(f"data imagenet --source {root} --data {tmp_path}", code=1).err
+    assert "must hold images/ and lists *.csv" in told

@@ -6,7 +6,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from tiny_images import tiny as tiny
 from tiny_images import train_tiny
 
 from neural_similarity.lab.train import journal, loop, progress
@@ -65,35 +64,31 @@ def test_a_run_that_fails_keeps_what_it_wrote(tmp_path, monkeypatch, what):
 RECORD = {"loss": 0.5, "accuracy": 0.875, "images_per_second": 1234.5}
 
 
-def test_lines_are_about_ten_whatever_the_number_of_metrics():
+def shown_lines(steps, first, tick=lambda: None):
+    """What is shown of a run that goes on after the step `first`."""
     stream = io.StringIO()
-    lines = Lines(1_000, 0, stream)
-    for step in range(1, 1_001):
+    lines = Lines(steps, first, stream)
+    for step in range(first + 1, steps + 1):
+        tick()
         lines.show_step(step)
         lines.show_metrics(RECORD | {"step": step})
-    told = stream.getvalue().splitlines()
+    return stream.getvalue().splitlines()
+
+
+def test_lines_are_about_ten_whatever_the_number_of_metrics():
+    told = shown_lines(1_000, 0)
     assert len(told) == 10
     assert told[0].startswith("step 100/1,000  loss 0.500  accuracy 87.5 %  1,234 images/s  ")
-
-
-def test_lines_go_on_after_a_resumed_step():
-    stream = io.StringIO()
-    lines = Lines(100, 55, stream)
-    for step in range(56, 101):
-        lines.show_metrics(RECORD | {"step": step})
-    told = [line.split()[1] for line in stream.getvalue().splitlines()]
-    assert told == [f"{step}/100" for step in (60, 70, 80, 90, 100)]
+    steps = [line.split()[1] for line in shown_lines(100, 55)]
+    assert steps == [f"{step}/100" for step in (60, 70, 80, 90, 100)]
 
 
 def test_the_time_left_is_that_of_the_other_steps_at_the_same_pace(monkeypatch):
-    stream, now = io.StringIO(), 1_000.0
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
-    lines = Lines(100, 50, stream)
-    for step in range(51, 101):
-        now += 6
-        lines.show_metrics(RECORD | {"step": step})
-    told = [line.rsplit("  ", 1)[1] for line in stream.getvalue().splitlines()]
-    assert told == [f"{minutes}:00 left" for minutes in (4, 3, 2, 1, 0)]
+    now = [1_000.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    told = shown_lines(100, 50, lambda: now.append(now.pop() + 6))
+    left = [line.rsplit("  ", 1)[1] for line in told]
+    assert left == [f"{minutes}:00 left" for minutes in (4, 3, 2, 1, 0)]
 
 
 def test_bar_shows_position_and_metrics(monkeypatch):

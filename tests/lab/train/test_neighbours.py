@@ -16,19 +16,17 @@ from neighbours import GONE, KINDS, NAMES, Neighbours
 from neighbours import neighbours as neighbours
 from PIL import Image
 from tiny_classes import BY_TASKS
-from tiny_classes import tiny_classes as tiny_classes
 from tiny_folders import picture, write_folders
 from tiny_images import TINY, tiny_world
-from tiny_images import tiny as tiny
 from tiny_results import STATIC
 from tiny_results import tiny_table as tiny_table
 
-from neural_similarity.lab import cli, data, session
+from neural_similarity.lab import data, session
 from neural_similarity.lab.folders import locked_folder, remove_folder
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations
-from neural_similarity.lab.train import RunError, checkpoint, fitting
+from neural_similarity.lab.train import RunError, checkpoint
 from neural_similarity.lab.train.checkpoint import (
     list_checkpoints,
     newest_checkpoint,
@@ -127,7 +125,7 @@ def reference(tmp_path_factory):
 
 @most_kinds
 @pytest.mark.usefixtures("tiny")
-def test_commands_touch_no_neighbour(reference, neighbours, tmp_path, monkeypatch, capsys):
+def test_commands_touch_no_neighbour(reference, neighbours, tmp_path, monkeypatch, nsim):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "run"
     killed_after(7, lambda: session.train(SHORT, out=out, device="cpu"))
@@ -145,41 +143,19 @@ def test_commands_touch_no_neighbour(reference, neighbours, tmp_path, monkeypatc
         "report runs/run --out report.html",
     )
     for command in (*commands, *commands[3:]):
-        assert cli.main(command.split()) == 0, capsys.readouterr().err
+        nsim(command)
         neighbours.add(*places, tmp_path, tmp_path / "new")
     neighbours.assert_untouched()
     assert_same(outcome(session.open_run(out), "last", "best"), reference)
 
 
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(
-    "place", [None, "notes.txt", "checkpoints/config.json", "checkpoints/mine/"]
-)
-def test_a_run_that_fails_at_once_goes_unless_something_is_there(tmp_path, monkeypatch, place):
-    def fail(_job, _state, journal, _stop):
-        if place is not None:
-            theirs = journal.run.path / place
-            theirs.parent.mkdir(exist_ok=True)
-            theirs.mkdir() if place.endswith("/") else theirs.write_text("mine")
-        raise RunError("at once")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fitting, "fit_model", fail)
-        with pytest.raises(RunError, match="at once"):
-            session.train(TINY, out=tmp_path / "run", device="cpu")
-    assert (tmp_path / "run").exists() == (place is not None)
-    if place is not None:
-        assert session.resume(tmp_path / "run", device="cpu").summary.exists()
-        assert (tmp_path / "run" / place).exists()
-
-
 @most_kinds
 @pytest.mark.usefixtures("tiny_table")
-def test_records_of_other_names_are_not_read(neighbours, tmp_path, capsys):
+def test_records_of_other_names_are_not_read(neighbours, tmp_path, nsim):
     run, results = tmp_path / "run", tmp_path / "results"
     session.train(RECIPES[STATIC], name=STATIC, out=run, device="cpu")
-    words = ["record", str(run), "--results", str(results)]
-    assert cli.main(words) == 0
+    words = f"record {run} --results {results}"
+    nsim(words)
     folder = results / STATIC / "1"
     likeness = folder.parent
     others = {*NAMES, "1.0", "01", "one", "nan", "inf", "-1", "0x1"} - {"1.json"}
@@ -188,35 +164,35 @@ def test_records_of_other_names_are_not_read(neighbours, tmp_path, capsys):
     assert [record.path.name for record in expected] == [f"{RECIPES[STATIC].seed}.json"]
     assert recorded_budgets(results, [STATIC]) == ["1"]
     (folder / f"{RECIPES[STATIC].seed}.json").unlink()
-    assert cli.main(words) == 0
-    assert cli.main(["table", "tiny", "--results", str(results)]) == 0, capsys.readouterr().err
+    nsim(words)
+    nsim(f"table tiny --results {results}")
     neighbours.assert_untouched()
 
 
 @most_kinds
 @pytest.mark.usefixtures("tiny_classes")
-def test_a_few_shot_run_and_its_evaluations_touch_no_neighbour(neighbours, tmp_path, capsys):
+def test_a_few_shot_run_and_its_evaluations_touch_no_neighbour(neighbours, tmp_path, nsim):
     out = tmp_path / "run"
     killed_after(5, lambda: session.train(BY_TASKS, out=out, device="cpu"))
     best = newest_checkpoint(out / "checkpoints" / "best")
     places = (out, out / "checkpoints", best.parent, out / "evaluations")
     neighbours.add(*places, likeness=best)
     session.resume(out, device="cpu")
-    command = f"evaluate {out} --ways 2 --shots 2 --queries 3 --tasks 5 --device cpu".split()
+    command = f"evaluate {out} --ways 2 --shots 2 --queries 3 --tasks 5 --device cpu"
     for part in ("test", "val"):
-        assert cli.main([*command, "--part", part]) == 0, capsys.readouterr().err
+        nsim(f"{command} --part {part}")
         neighbours.add(*places)
     run = session.open_run(out)
     assert [one.tasks["part"] for one in read_evaluations(run)] == ["test", "val"]
     page = tmp_path / "page.html"
-    assert cli.main(["report", str(out), "--out", str(page)]) == 0, capsys.readouterr().err
+    nsim(f"report {out} --out {page}")
     assert page.read_text().count(" ± ") == 2
     neighbours.assert_untouched()
 
 
 @most_kinds
 @pytest.mark.usefixtures("tiny")
-def test_an_adaptation_touches_no_neighbour(neighbours, tmp_path):
+def test_an_adaptation_touches_no_neighbour(neighbours, tmp_path, nsim):
     start = session.train(replace(TINY, similarity=None), out=tmp_path / "start", device="cpu")
     out, settings = tmp_path / "run", {"steps": 4, "drops": (), "checkpoint_every": 1}
     settings |= {"dataset": "embedded", "train": "M", "precision": "fp32"}
@@ -227,7 +203,7 @@ def test_an_adaptation_touches_no_neighbour(neighbours, tmp_path):
     neighbours.add(*places, likeness=start.checkpoints)
     run = session.resume(out, device="cpu")
     neighbours.add(*places)
-    assert cli.main(["evaluate", str(out), "--device", "cpu"]) == 0
+    nsim(f"evaluate {out} --device cpu")
     weights, expected = (session.load(each).state_dict() for each in (run, whole))
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     neighbours.assert_untouched()

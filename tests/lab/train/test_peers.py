@@ -1,4 +1,4 @@
-"""When one of several processes dies, the others say so in one line, and the run can go on."""
+"""Several processes compute what one computes; of a death the others say so, and all go on."""
 
 import os
 import signal
@@ -9,15 +9,20 @@ from pathlib import Path
 import dying
 import pytest
 import tiny_classes
+import torch
+import torchrun
 from kills import assert_same, outcome
-from tiny_images import TINY
-from tiny_images import tiny as tiny
+from safetensors.torch import load_file
+from tiny_images import TINY, tiny_world
 from torchrun import launch
 
+from neural_similarity.files import read_json
 from neural_similarity.lab import session
 from neural_similarity.lab.errors import PeerDied, RunError
+from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluation
 from neural_similarity.lab.train import distributed, peers
-from neural_similarity.lab.train.checkpoint import list_checkpoints
+from neural_similarity.lab.train.checkpoint import WEIGHTS, list_checkpoints
+from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.run import read_run
 
 FLAGS = (
@@ -142,20 +147,24 @@ def two_processes(monkeypatch):
     monkeypatch.setattr(distributed, "peers", lambda: [(here, os.getpid()), (here, dead)])
 
 
+@pytest.fixture
+def heard():
+    """What the handler of SIGTERM hears that was there before."""
+    found, before = [], signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: found.append("as before"))
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.usefixtures("two_processes")
-def test_sigterm_after_a_death_names_it_and_acts_as_before_else(monkeypatch):
-    heard, before = [], signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: heard.append("as before"))
-    try:
-        with pytest.raises(PeerDied, match="of 2 processes, rank 1 died; run the command again"):
-            with peers.deaths_named():
-                os.kill(os.getpid(), signal.SIGTERM)
-        monkeypatch.setattr(distributed, "peers", lambda: [])
+def test_sigterm_after_a_death_names_it_and_acts_as_before_else(monkeypatch, heard):
+    with pytest.raises(PeerDied, match="of 2 processes, rank 1 died; run the command again"):
         with peers.deaths_named():
             os.kill(os.getpid(), signal.SIGTERM)
-        assert heard == ["as before"]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(distributed, "peers", lambda: [])
+    with peers.deaths_named():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == ["as before"]
 
 
 @pytest.mark.usefixtures("two_processes")
@@ -185,9 +194,8 @@ def test_without_a_death_the_error_itself_is_passed_on(monkeypatch, elsewhere, e
 
 
 @pytest.mark.usefixtures("two_processes")
-def test_torchruns_sigterm_does_not_cut_short_what_a_broken_connection_says(monkeypatch):
+def test_torchruns_sigterm_does_not_cut_short_what_a_broken_connection_says(monkeypatch, heard):
     """It comes once, while the dead process is looked for or after."""
-    heard, before = [], signal.getsignal(signal.SIGTERM)
     find = peers._dead_ranks
 
     def find_and_be_ended(*seconds):
@@ -195,16 +203,73 @@ def test_torchruns_sigterm_does_not_cut_short_what_a_broken_connection_says(monk
             os.kill(os.getpid(), signal.SIGTERM)
         return find(*seconds)
 
-    signal.signal(signal.SIGTERM, lambda *_: heard.append("as before"))
-    try:
-        for during in (True, False):
-            monkeypatch.setattr(peers, "_dead_ranks", find_and_be_ended if during else find)
-            with pytest.raises(PeerDied, match="rank 1 died"), peers.deaths_named():
-                raise RuntimeError("gloo")
-            if not during:
-                os.kill(os.getpid(), signal.SIGTERM)
-            assert not heard
+    for during in (True, False):
+        monkeypatch.setattr(peers, "_dead_ranks", find_and_be_ended if during else find)
+        with pytest.raises(PeerDied, match="rank 1 died"), peers.deaths_named():
+            raise RuntimeError("gloo")
+        if not during:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert heard.pop() == "as before"
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        assert not heard
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard.pop() == "as before"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    torchrun.train_all(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def together(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("together")
+    torchrun.torchrun(request.param, torchrun.__file__, folder)
+    return folder
+
+
+def weights(run):
+    return load_file(list_checkpoints(run / "checkpoints")[-1] / WEIGHTS)
+
+
+def assert_close(run, other, **tolerance):
+    torch.testing.assert_close(weights(run), weights(other), **tolerance)
+    lines, others = read_lines(run / "metrics.jsonl"), read_lines(other / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [line["step"] for line in others]
+    for line, expected in zip(lines, others, strict=True):
+        for key in {"loss", "accuracy", "validation_loss", "validation_accuracy"} & set(expected):
+            assert line[key] == pytest.approx(expected[key], rel=1e-4), (line, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["whole", "parts", "tasks", "names"])
+def test_processes_compute_what_one_computes(alone, together, name):
+    assert_close(together / name, alone / name, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.long
+def test_scores_are_those_of_one_process(alone, together):
+    found, expected = (read_json(f / "whole/summary.json") for f in (together, alone))
+    assert found["test_correct"] == expected["test_correct"]
+    assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tasks", "names"])
+def test_evaluations_are_those_of_one_process(alone, together, name):
+    """Of a method that learns from every task's images, and of one that keeps the embedding."""
+    (found,), (expected,) = (list((f / name / "evaluations").iterdir()) for f in (together, alone))
+    assert torch.equal(read_evaluation(found).correct, read_evaluation(expected).correct)
+
+
+@pytest.mark.long
+def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(together):
+    assert_close(together / "parts", together / "whole", rtol=0, atol=0)
+
+
+@pytest.mark.long
+def test_one_process_resumes_what_several_began(alone, together, monkeypatch):
+    monkeypatch.setattr(torchrun.models, "set_norms", torchrun.without_norms)
+    with tiny_world():
+        run = session.resume(together / "half", device="cpu")
+    assert_close(run.path, alone / "whole", rtol=1e-4, atol=1e-5)

@@ -8,8 +8,7 @@ import kills
 import pytest
 import torch
 from kills import killed_after, outcome
-from tiny_images import TINY, tiny_world
-from tiny_images import tiny as tiny
+from tiny_images import TINY, tiny_world, train_tiny
 
 from neural_similarity.lab import cli
 from neural_similarity.lab.errors import RunError
@@ -92,15 +91,36 @@ def test_a_signal_ends_the_step_and_saves(reference, tmp_path, monkeypatch, caps
     assert_same(read_run(out), reference)
 
 
+@pytest.fixture
+def handler(request):
+    """What handles a signal before; what it hears."""
+    (number, action), heard = request.param, []
+    before = signal.signal(number, action or (lambda *_: heard.append("as before")))
+    yield heard
+    signal.signal(number, before)
+
+
+@pytest.mark.parametrize("handler", [(signal.SIGHUP, signal.SIG_IGN)], indirect=True)
+@pytest.mark.usefixtures("handler")
 def test_under_nohup_a_lost_terminal_is_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with signals_noted() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert stop() is None
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with signals_noted() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop() is None
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("handler", [(signal.SIGTERM, None)], indirect=True)
+def test_a_second_signal_acts_as_before(handler):
+    with signals_noted() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (stop(), handler) == (signal.SIGTERM, [])
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert handler == ["as before"]
+
+
+def put_into(folder, name):
+    folder.mkdir()
+    (folder / name).touch()
 
 
 BEGUN = {
@@ -109,6 +129,8 @@ BEGUN = {
     "metrics": lambda run: run.metrics.write_text("{}"),
     "a checkpoint": lambda run: (run.checkpoints / "step-00000003").mkdir(parents=True),
     "a user's file": lambda run: (run.path / "notes.txt").touch(),
+    "a user's file of our name": lambda run: put_into(run.checkpoints, "config.json"),
+    "a user's folder": lambda run: (run.checkpoints / "mine").mkdir(parents=True),
 }
 
 
@@ -123,10 +145,16 @@ def test_an_error_leaves_no_folder_but_where_something_began(tmp_path, monkeypat
             held.enter_context(thing)
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("neural_similarity.lab.session.complete_run", fail)
-    with held, pytest.raises(RuntimeError, match="out of memory"):
-        train(TINY, out=tmp_path / "run", device="cpu")
-    assert [*tmp_path.iterdir()] == [tmp_path / "run"] * (begun != "nothing")
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch, held:
+        patch.setattr("neural_similarity.lab.session.complete_run", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(TINY, out=out, device="cpu")
+    there = {*tmp_path.rglob("*")}
+    assert (out in there) == (begun != "nothing")
+    if begun.startswith("a user"):
+        assert resume(out, device="cpu").summary.exists()
+        assert there <= {*tmp_path.rglob("*")}
 
 
 def test_of_two_trainings_that_begin_at_once_one_wins(tmp_path, monkeypatch):
@@ -159,7 +187,7 @@ def test_without_a_whole_checkpoint_it_exits_with_1(stopped, capsys):
 
 
 def test_finished_run_is_left_as_it_is(tmp_path, capsys):
-    run = train(TINY, out=tmp_path / "run", device="cpu")
+    run = train_tiny(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     assert cli.main(["train", "--resume", str(run.path)]) == 0
     assert "is finished already" in capsys.readouterr().out
@@ -170,7 +198,7 @@ def test_finished_run_is_left_as_it_is(tmp_path, capsys):
     "content", [[], "x", {"steps": {}, "seconds": 1}, {"steps": 2}, "[" * 99999]
 )
 def test_a_summary_that_is_none_is_named(tmp_path, capsys, content):
-    run = train(replace(TINY, steps=1, drops=()), out=tmp_path / "run", device="cpu")
+    run = train_tiny(tmp_path, steps=1, drops=())
     text = content if str(content).startswith("[[") else json.dumps(content)
     run.summary.write_text(text, encoding="utf-8")
     assert cli.main(["train", "--resume", str(run.path)]) == 1
@@ -178,11 +206,16 @@ def test_a_summary_that_is_none_is_named(tmp_path, capsys, content):
 
 
 @pytest.mark.long
-def test_resumption_is_recorded_and_a_change_of_threads_warned_of(stopped, caplog):
+def test_resumption_is_recorded_and_a_change_of_threads_or_code_warned_of(
+    stopped, caplog, monkeypatch
+):
+    place = "neural_similarity.lab.train.environment.checkout_commit"
+    monkeypatch.setattr(place, lambda: "another")
     path = stopped / "environment.json"
     path.write_text(path.read_text().replace('"threads": 1', '"threads": 64'))
     resume(stopped, device="cpu")
     assert "threads is 1 and was 64" in caplog.text
+    assert "commit is another and was" in caplog.text
     resumed = json.loads(path.read_text())["resumed"]
     assert [(process["step"], process["threads"]) for process in resumed] == [(6, 1)]
 
@@ -193,14 +226,6 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(stopped):
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "bf16"'))
     assert json.loads(resume(stopped, device="cpu").summary.read_text())["precision"] == "bf16"
     assert [p["precision"] for p in json.loads(path.read_text())["resumed"]] == ["bf16"]
-
-
-@pytest.mark.long
-def test_a_change_of_code_is_warned_of(stopped, caplog, monkeypatch):
-    place = "neural_similarity.lab.train.environment.checkout_commit"
-    monkeypatch.setattr(place, lambda: "another")
-    resume(stopped, device="cpu")
-    assert "commit is another and was" in caplog.text
 
 
 @pytest.mark.long
@@ -220,38 +245,19 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_goes_on_with_its_threads(tmp_path, monkeypatch):
-    recipe, counts = replace(TINY, threads=2, steps=3, drops=()), set()
-    killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
-    monkeypatch.setattr(Journal, "show_step", lambda *_: counts.add(torch.get_num_threads()))
-    resume(tmp_path / "run", device="cpu")
-    assert counts == {2}
-
-
-def test_a_run_goes_on_in_its_memory_format(tmp_path, monkeypatch):
-    recipe, told, real = replace(TINY, channels_last=False), [], classification.batches_of
+def test_a_run_goes_on_with_its_threads_and_in_its_memory_format(tmp_path, monkeypatch):
+    short = {"threads": 2, "channels_last": False, "steps": 3, "drops": ()}
+    recipe, real, seen = replace(TINY, **short), classification.batches_of, set()
     killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
 
     def noted(images, run, runtime, **options):
-        told.append(runtime.channels_last)
+        seen.add(runtime.channels_last)
         return real(images, run, runtime, **options)
 
     monkeypatch.setattr(classification, "batches_of", noted)
+    monkeypatch.setattr(Journal, "show_step", lambda *_: seen.add(torch.get_num_threads()))
     resume(tmp_path / "run", device="cpu")
-    assert told == [False]
-
-
-def test_a_second_signal_acts_as_before():
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("as before"))
-    try:
-        with signals_noted() as stop:
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert (stop(), heard) == (signal.SIGTERM, [])
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert heard == ["as before"]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert seen == {False, 2}
 
 
 def test_processes_that_torchrun_starts_anew_go_on(tmp_path, monkeypatch):

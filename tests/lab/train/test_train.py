@@ -1,13 +1,13 @@
 import base64
 import errno
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from kills import assert_same, outcome
+from kills import assert_same, killed_after, outcome
 from tiny_images import DRAW_CURVES, TINY, make_dataset, make_images, train_tiny
-from tiny_images import tiny as tiny
 from torch.nn import functional as F
 
 from neural_similarity.lab import data, folders, session
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 
 def test_training_is_the_textbook_loop(tmp_path):
-    """Momentum and decay written out by hand, on the same batches, give the same weights."""
+    """Momentum and decay written out by hand, on the same batches: equal weights and metrics."""
     recipe = replace(TINY, similarity=None, label_smoothing=0.1, weight_decay=0.01, lr=0.05)
     run = train(recipe, out=tmp_path / "run", device="cpu")
     images = make_dataset().train
@@ -44,11 +44,16 @@ def test_training_is_the_textbook_loop(tmp_path):
     batches = Batches(images, 8, preprocess=preprocess, **options)
     model = run.build().to(memory_format=torch.channels_last)
     velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    metrics = torch.zeros(3, 2)
     for step, rate in enumerate([0.05] * 4 + [0.005] * 2):
         x, y = batches.at(step)
-        log_probability = F.log_softmax(model(x), 1)
+        logits = model(x)
+        log_probability = F.log_softmax(logits, 1)
         hit = log_probability.gather(1, y[:, None]).mean()
         loss = -0.9 * hit - 0.1 * log_probability.mean()
+        metrics[step // 2] += (
+            torch.stack([loss, (logits.argmax(1) == y).float().mean()]).detach() / 2
+        )
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
             for weight, v, gradient in zip(model.parameters(), velocity, gradients, strict=True):
@@ -57,6 +62,8 @@ def test_training_is_the_textbook_loop(tmp_path):
     trained = load(run)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+    lines = torch.tensor([[line["loss"], line["accuracy"]] for line in read_lines(run.metrics)])
+    torch.testing.assert_close(lines, metrics, rtol=1e-4, atol=1e-5)
 
 
 def test_it_learns(tmp_path):
@@ -66,11 +73,17 @@ def test_it_learns(tmp_path):
     assert read_lines(run.metrics)[-1]["accuracy"] > 0.9
 
 
-def test_loading_leaves_the_random_numbers_as_they_are(tmp_path):
-    run = train_tiny(tmp_path)
+def test_a_run_is_read_and_loaded_as_it_was(tmp_path):
+    run = train_tiny(tmp_path, validation=8, similarity=None, evaluate_every=50, steps=2, drops=())
+    assert read_run(run.path) == run
     before = torch.get_rng_state()
     assert not load(run.path).training
     assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ValueError, match="`checkpoint` must be 'last' or 'best', got 'first'"):
+        load(run, "first")
+    shutil.rmtree(run.best)
+    with pytest.raises(RunError, match="has no best checkpoint"):
+        load(run, "best")
 
 
 @pytest.mark.long
@@ -138,46 +151,37 @@ def test_images_that_no_network_takes_are_refused(tmp_path, monkeypatch, classes
     assert not (tmp_path / "run").exists()
 
 
-def test_read_run_gives_back_the_run(tmp_path):
-    run = train_tiny(tmp_path, validation=8, similarity=None)
-    assert read_run(run.path) == run
-
-
-def test_damaged_configuration_is_named(tmp_path):
-    run = train_tiny(tmp_path)
-    (run.path / "config.json").write_text('{"recipe": "x"}')
-    with pytest.raises(RunError, match=r"config.json cannot be read: it lacks 'budget'"):
-        read_run(run.path)
-    (run.path / "config.json").write_text("[]")
-    with pytest.raises(RunError, match=r"config.json cannot be read: a value has another type"):
-        read_run(run.path)
-
-
 def test_files_that_were_edited_are_named(tmp_path):
     run = train_tiny(tmp_path)
     for damage in (b'{"step": \n', b"\xff\xfe\n", b"3\n"):
         run.metrics.write_bytes(b'{"step": 2}\n' + damage)
         with pytest.raises(RunError, match=r"metrics.jsonl cannot be read: "):
             read_lines(run.metrics)
-    (run.path / "environment.json").write_text("{}")
-    with pytest.raises(RunError, match=r"environment.json cannot be read: it lacks 'precision'"):
-        _ = run.precision
     wider = replace(run, recipe=replace(run.recipe, width=0.2))
     with pytest.raises(RunError, match=r"safetensors holds the weights of another network: size"):
         load(wider)
+    (run.path / "environment.json").write_text("{}")
+    with pytest.raises(RunError, match=r"environment.json cannot be read: it lacks 'precision'"):
+        _ = run.precision
+    for text, words in (
+        ('{"recipe": "x"}', "it lacks 'budget'"),
+        ("[]", "a value has another type"),
+    ):
+        (run.path / "config.json").write_text(text)
+        with pytest.raises(RunError, match=rf"config.json cannot be read: {words}"):
+            read_run(run.path)
 
 
-def test_validation_keeps_the_best_and_is_held_out(tmp_path):
-    run = train_tiny(tmp_path, validation=16, evaluate_every=2, steps=8)
-    scored = [line for line in read_lines(run.metrics) if "validation_accuracy" in line]
-    assert [line["step"] for line in scored] == [2, 4, 6, 8]
-    accuracies = [line["validation_accuracy"] for line in scored]
-    assert accuracies.index(max(accuracies)) < 3
-    training, held = data.hold_out(make_dataset().train, 16, 0)
+def test_validation_is_of_the_images_that_the_seed_holds_out(tmp_path):
+    run, dataset = train_tiny(tmp_path, validation=16, evaluate_every=2, seed=3), make_dataset()
+    training, held = data.hold_out(dataset.train, 16, 3)
+    parts = ClassificationTask(run.recipe, dataset).training_split()
+    assert torch.equal(parts[0].pixels, training.pixels)
+    assert torch.equal(parts[1].pixels, held.pixels)
     assert run.preprocess == Preprocess.fit_to_images(training)
-    runtime = choose_runtime("cpu", "fp32")
-    best = evaluate_model(load(run, "best"), held, run.preprocess, runtime)
-    assert best.accuracy == max(accuracies)
+    best = evaluate_model(load(run, "best"), held, run.preprocess, choose_runtime("cpu", "fp32"))
+    facts = json.loads(run.summary.read_text())["best_checkpoint"]
+    assert best.accuracy == facts["validation_accuracy"]
 
 
 def test_training_has_its_precision_and_every_score_is_in_float32(tmp_path, passes):
@@ -230,14 +234,6 @@ def test_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path):
     assert not list_checkpoints(tmp_path / "run" / "checkpoints")
 
 
-def test_load_refuses_what_is_not_there(tmp_path):
-    run = train_tiny(tmp_path)
-    with pytest.raises(RunError, match="has no best checkpoint"):
-        load(run, "best")
-    with pytest.raises(ValueError, match="`checkpoint` must be 'last' or 'best', got 'first'"):
-        load(run, "first")
-
-
 def test_changed_data_are_refused(tmp_path, monkeypatch):
     run = train_tiny(tmp_path)
     monkeypatch.setattr(data, "load_dataset", lambda *_, **__: make_dataset(test_seed=9))
@@ -254,13 +250,6 @@ def test_prediction_does_not_depend_on_the_batch(tmp_path, monkeypatch):
     parts = evaluate_model(model.train(), images, run.preprocess, runtime)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
     assert torch.equal(parts.correct, whole.correct)
-
-
-def test_the_seed_says_which_images_are_held_out():
-    dataset = make_dataset()
-    parts = ClassificationTask(replace(TINY, validation=16, seed=3), dataset).training_split()
-    expected = data.hold_out(dataset.train, 16, 3)
-    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(parts, expected, strict=True))
 
 
 def test_the_first_five_count_from_eleven_classes_on():
@@ -302,3 +291,62 @@ def test_a_full_disk_while_a_run_folder_is_made_is_no_run_that_exists(tmp_path, 
     with pytest.raises(OSError, match=r"No space left on device: '.*run'"):
         train(TINY, out=tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "config.json").exists()
+
+
+STEPS = {"steps": 5, "drops": (), "evaluate_every": 1, "checkpoint_every": 1}
+SCRIPTS = {
+    "in the middle": [0.3, 0.9, 0.5, 0.9, 0.1],
+    "first": [0.5, 0.4, 0.3, 0.2, 0.1],
+    "last": [0.0, 0.1, 0.2, 0.3, 0.4],
+    "all equal": [0.25] * 5,
+    "nothing is right": [0.0] * 5,
+}
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Validation comes to given accuracies, by step; the weights that were judged, by step."""
+
+    def prepare(task, accuracies):
+        judged = {}
+
+        def judge(model):
+            step = judge.step = judge.step + 1
+            state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            judged[step] = state
+            # The loss says the opposite, as it may.
+            return {"validation_accuracy": accuracies[step - 1], "validation_loss": 1.0 / step}
+
+        judge.step = 0
+        monkeypatch.setattr(task, "validation", lambda *_: judge)
+        return judge, judged
+
+    return prepare
+
+
+def assert_is(state, other):
+    assert state.keys() == other.keys()
+    assert all(torch.equal(state[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_best_checkpoint_is_that_of_the_highest_accuracy(tmp_path, script, name):
+    accuracies = SCRIPTS[name]
+    first_best = 1 + accuracies.index(max(accuracies))
+    _, judged = script(ClassificationTask, accuracies)
+    run = train(replace(TINY, validation=16, **STEPS), out=tmp_path / "run", device="cpu")
+    assert [path.name for path in list_checkpoints(run.best)] == [f"step-{first_best:08d}"]
+    assert_is(load(run, "best").state_dict(), judged[first_best])
+    assert_is(load(run).state_dict(), judged[5])
+    summary = json.loads(run.summary.read_text())
+    assert summary["best_checkpoint"]["validation_accuracy"] == max(accuracies)
+
+
+def test_a_resumed_run_knows_how_good_the_best_was(tmp_path, script):
+    judge, judged = script(ClassificationTask, SCRIPTS["in the middle"])
+    recipe = replace(TINY, validation=16, **STEPS)
+    killed_after(4, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
+    judge.step = 3  # The checkpoint of step 3 is the last.
+    run = session.resume(tmp_path / "run", device="cpu")
+    assert [path.name for path in list_checkpoints(run.best)] == ["step-00000002"]
+    assert_is(load(run, "best").state_dict(), judged[2])

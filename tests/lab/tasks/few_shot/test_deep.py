@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import textures
@@ -12,9 +13,15 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
+from neural_similarity.lab.data import load_split
+from neural_similarity.lab.session import train
 from neural_similarity.lab.tasks.few_shot import Episode
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
+from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot, maximise_posterior
+from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
+from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes, draw_tasks
+from neural_similarity.lab.train.journal import read_lines
 from neural_similarity_paper.rival_methods.leo import Latent, Leo
 from neural_similarity_paper.rival_methods.tadam import Tadam
 
@@ -80,16 +87,6 @@ def test_newtons_method_ends_at_a_zero_gradient_for_weak_and_strong_priors(scale
     residual = targets - (kernel @ dual).softmax(-1) - dual
     assert residual.abs().max() < 1e-9
     assert_close(dual[1], maximise_posterior(kernel[1], targets), atol=1e-8, rtol=1e-6)
-
-
-def test_many_tasks_of_k_shot_learning_are_adapted_to_as_one_by_one():
-    method = DiscriminativeKShot(network())
-    tasks = [features(method, task(seed)) for seed in (1, 2, 3)]
-    support, query = map(torch.stack, zip(*tasks, strict=True))
-    labels = task().support_labels
-    together = method.adapt(support, labels, WAYS)(query)
-    for number, (own, asked) in enumerate(tasks):
-        assert_close(method.adapt(own, labels, WAYS)(asked), together[number])
 
 
 def leo(**options):
@@ -308,3 +305,30 @@ def test_leo_drops_features_before_the_encoder_and_before_the_classifier(monkeyp
     nn.init.zeros_(method.encoder.weight)
     monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
     assert len({method.train().loss(drawn).item() for _ in range(3)}) == 3
+
+
+SMALL = FewShotRecipe(
+    dataset="embedded",
+    **{"width": 0.1, "steps": 60, "drops": (), "lr": 3e-3, "batch_size": 32, "ways": 3},
+    **{"queries": 5, "crop": 1, "flip": False, "precision": "fp32", "threads": 1, "log_every": 10},
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("method", "model", "steps"),
+    [("k-shot", "resnet34", 0), ("tadam", "resnet12", 40), ("leo", "wrn28_10", 30)],
+)
+def test_deep_methods_learn_on_the_backbones_of_their_papers(tmp_path, method, model, steps):
+    """On real images of 28 pixels: the backbone names base classes, then come tasks of them."""
+    run = train(replace(SMALL, model=model), out=tmp_path / model, device="cpu")
+    if steps:
+        recipe = replace(SMALL, model=model, method=method, steps=steps, start=str(run.path))
+        run = train(recipe, out=tmp_path / method, device="cpu")
+        losses = [line["loss"] for line in read_lines(run.metrics) if "loss" in line]
+        assert losses[-1] < losses[0]
+    split = load_split("embedded", tmp_path)
+    facts = {"seed": 0, "data": split.digest, "part": "test"}
+    tasks = draw_tasks(split.test, TaskSizes(ways=3), 40, **facts)
+    evaluation, _ = Evaluator(method=method, device="cpu")(run, split, tasks)
+    assert evaluation.summary["accuracy"] > 1 / 3 + 0.3

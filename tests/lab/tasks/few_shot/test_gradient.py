@@ -133,15 +133,6 @@ def test_gradients_are_those_of_higher(name, first_order):
     assert_close(found, dict(zip(wanted, expected, strict=True)))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_first_order_gradient_is_another_of_the_same_loss(name):
-    task, methods = episode(), [make(name, first_order=first) for first in (False, True)]
-    losses = [method.loss(task) for method in methods]
-    assert_close(losses[0], losses[1])
-    second, first = (gradients(m, loss) for m, loss in zip(methods, losses, strict=True))
-    assert any((second[key] - first[key]).abs().max() > 1e-4 for key in second)
-
-
 def test_anil_is_gradient_descent_on_the_head_alone():
     torch.manual_seed(0)
     head = Phase(fast=("head",), **FEW)
@@ -165,6 +156,7 @@ def test_what_moves_in_each_phase_and_what_is_learned():
     assert dynamic.parameter_names(dynamic.phases[0].fast) == gains | head
     learned = {name for name, p in dynamic.named_parameters() if p.requires_grad}
     assert learned == gains | head | dynamic.parameter_names(["predictor"])
+    assert all(p.requires_grad for name in ("maml", "anil") for p in make(name).parameters())
 
 
 @pytest.mark.long
