@@ -114,37 +114,23 @@ CROSSED = torch.tensor(
 
 def test_the_error_by_seed_and_image_is_that_of_statsmodels():
     """`MixedLM`, crossed variance components by REML, statsmodels 0.15.0: 0.225 ± 0.41093807."""
-    interval = by_seed_and_image(CROSSED)
+    interval, error = by_seed_and_image(CROSSED), 0.41093807
     assert interval.mean == pytest.approx(0.225, abs=1e-7)
-    freedom = stats.t.ppf(0.975, [1, 1000]) * 0.41093807
-    assert freedom[1] < interval.half_width < freedom[0]
-    quantile = interval.half_width / 0.41093807
-    assert interval.p == pytest.approx(2 * stats.t.sf(0.225 / 0.41093807, _freedom(quantile)))
-
-
-def _freedom(quantile):
-    """The degrees of freedom at which Student's 97.5 % quantile is this one."""
-    low, high = 1.0, 1e6
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if stats.t.ppf(0.975, middle) > quantile else (low, middle)
-    return low
+    assert 1 < interval.freedom < 1000
+    assert interval.half_width == pytest.approx(stats.t.ppf(0.975, interval.freedom) * error)
+    assert interval.p == pytest.approx(2 * stats.t.sf(0.225 / error, interval.freedom))
 
 
 def test_an_effect_below_the_rest_is_none():
     """Equal seeds leave the interval by image, equal images that by seed."""
     by_images = by_seed_and_image(CROSSED[:1].expand(4, -1) + 1e-3 * torch.randn(4, 12))
-    expected = stats.t.interval(0.95, 11, *_mean_and_error(CROSSED[0]))
+    expected = stats.t.interval(0.95, 11, CROSSED[0].mean().item(), stats.sem(CROSSED[0].numpy()))
     assert (by_images.low, by_images.high) == pytest.approx(expected, abs=2e-3)
     by_seeds = by_seed_and_image(CROSSED[:, :1].expand(-1, 12) + 1e-3 * torch.randn(4, 12))
     expected = by_seed(CROSSED[:, 0].tolist())
     assert (by_seeds.low, by_seeds.high) == pytest.approx((expected.low, expected.high), abs=1e-2)
     with pytest.raises(ValueError, match="at least 3 seeds and 2 images, got 2 and 12"):
         by_seed_and_image(CROSSED[:2])
-
-
-def _mean_and_error(values):
-    return values.mean().item(), stats.sem(values.numpy())
 
 
 def test_arms_whose_images_do_not_differ_are_compared_by_students_t():

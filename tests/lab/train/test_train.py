@@ -307,19 +307,17 @@ SCRIPTS = {
 def script(monkeypatch):
     """Validation comes to given accuracies, by step; the weights that were judged, by step."""
 
-    def prepare(task, accuracies):
+    def prepare(accuracies):
         judged = {}
 
         def judge(model):
-            step = judge.step = judge.step + 1
-            state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            judged[step] = state
+            step = len(judged) + 1
+            judged[step] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             # The loss says the opposite, as it may.
             return {"validation_accuracy": accuracies[step - 1], "validation_loss": 1.0 / step}
 
-        judge.step = 0
-        monkeypatch.setattr(task, "validation", lambda *_: judge)
-        return judge, judged
+        monkeypatch.setattr(ClassificationTask, "validation", lambda *_: judge)
+        return judged
 
     return prepare
 
@@ -333,7 +331,7 @@ def assert_is(state, other):
 def test_the_best_checkpoint_is_that_of_the_highest_accuracy(tmp_path, script, name):
     accuracies = SCRIPTS[name]
     first_best = 1 + accuracies.index(max(accuracies))
-    _, judged = script(ClassificationTask, accuracies)
+    judged = script(accuracies)
     run = train(replace(TINY, validation=16, **STEPS), out=tmp_path / "run", device="cpu")
     assert [path.name for path in list_checkpoints(run.best)] == [f"step-{first_best:08d}"]
     assert_is(load(run, "best").state_dict(), judged[first_best])
@@ -343,10 +341,10 @@ def test_the_best_checkpoint_is_that_of_the_highest_accuracy(tmp_path, script, n
 
 
 def test_a_resumed_run_knows_how_good_the_best_was(tmp_path, script):
-    judge, judged = script(ClassificationTask, SCRIPTS["in the middle"])
+    judged = script(SCRIPTS["in the middle"])
     recipe = replace(TINY, validation=16, **STEPS)
     killed_after(4, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
-    judge.step = 3  # The checkpoint of step 3 is the last.
+    assert len(judged) == 3  # The checkpoint of step 3 is the last.
     run = session.resume(tmp_path / "run", device="cpu")
     assert [path.name for path in list_checkpoints(run.best)] == ["step-00000002"]
     assert_is(load(run, "best").state_dict(), judged[2])
