@@ -84,21 +84,26 @@ GEOMETRIES = [
 """Options of a layer with padding, of a 3×5 kernel and four channels."""
 
 
-def by_blocks(x, weight, m, blocks, problem):
-    """(n, o, positions): every pair of a kernel and a channel with the M that its indices name."""
+def pairs(weight, channels, groups, blocks):
+    """For each kernel and channel that it sees: the channel of the input, and the block of M."""
+    filters, per_group = weight.shape[:2]
+    kernel = torch.arange(filters)[:, None].expand(filters, per_group)
+    channel = kernel // (filters // groups) * per_group + torch.arange(per_group)
     axis, count = blocks
-    stride, padding, dilation, groups = problem.geometry
-    n, c = x.shape[:2]
-    o, per_group = weight.shape[:2]
-    patches = F.unfold(x, weight.shape[2:], dilation, padding, stride).view(n, c, problem.taps, -1)
-    if m.dim() == 5:
-        m = torch.diag_embed(m.movedim(2, -1)).movedim((-2, -1), (2, 3))
-    m = m.flatten(-2)
-    y = x.new_zeros(n, o, patches.shape[-1])
-    for i in range(o):
-        for j in range(per_group):
-            channel = i // (o // groups) * per_group + j
-            block = channel // (c // count) if axis == "channels" else i // (o // count)
-            mixed = torch.einsum("npql,nql->npl", m[:, block], patches[:, channel])
-            y[:, i] += torch.einsum("p,npl->nl", weight[i, j].flatten(), mixed)
-    return y
+    number, size = (channel, channels) if axis == "channels" else (kernel, filters)
+    return channel, number // (size // count)
+
+
+def by_hand(x, weight, m, stride, padding, dilation, groups, blocks=None):
+    """The definition (n, o, positions), of any dimensions: patches, M of every pair, one einsum."""
+    patches, dims = (
+        F.pad(x, [side for pad in reversed(padding) for side in (pad, pad)]),
+        len(stride),
+    )
+    for axis, size, step, gap in zip(range(dims), weight.shape[2:], stride, dilation, strict=True):
+        patches = patches.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
+    patches = patches.flatten(2 + dims).flatten(2, 1 + dims).mT
+    m = m.flatten(-dims) if blocks else m.flatten(-dims).unsqueeze(1)
+    channel, block = pairs(weight, x.shape[1], groups, blocks or ("channels", 1))
+    equation = "ock,nockp,nockp->nop" if m.dim() == 4 else "ock,nockqp,nocqp->nop"
+    return torch.einsum(equation, weight.flatten(2), m[:, block], patches[:, channel])

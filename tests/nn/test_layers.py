@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from problems import pairs
 from refusals import refusals
 from torch import nn
 from torch.testing import assert_close
@@ -44,15 +45,8 @@ def kernel_by_hand(weight, part):
     kernels = weight.reshape(len(weight), -1, geometry.taps)
     if part.structure.blocks is None:
         return (kernels @ m).view_as(weight)
-    (axis, count), (filters, per_group) = part.structure.blocks, kernels.shape[:2]
-    kernel, channel = torch.arange(filters)[:, None], torch.arange(per_group)
-    channel = kernel // (filters // geometry.groups) * per_group + channel
-    sizes = {
-        "channels": (channel, geometry.in_channels),
-        "filters": (kernel + 0 * channel, filters),
-    }
-    number, size = sizes[axis]
-    return torch.einsum("ocp,ocpq->ocq", kernels, m[number // (size // count)]).view_as(weight)
+    _, block = pairs(kernels, geometry.in_channels, geometry.groups, part.structure.blocks)
+    return torch.einsum("ocp,ocpq->ocq", kernels, m[block]).view_as(weight)
 
 
 @pytest.mark.parametrize("structure", testing.STRUCTURES.values(), ids=testing.STRUCTURES)

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import fields, replace
-from math import nan, pi, tanh
+from math import nan
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
+from neural_similarity.functional import sphere_conv2d
 from neural_similarity.nn import Geometry
 from neural_similarity.nn.text import PREDICTORS
 
@@ -31,21 +32,8 @@ def input_of(*size):
 
 
 def sphere(x, weight, angle="cosine", k=0.3, eps=EPS, **frame):
-    """g(θ) of every kernel and patch."""
-    size = weight.shape[2:]
-    frame = {"padding": 0, "stride": 1, "dilation": 1} | frame
-    patches = F.unfold(x, size, frame["dilation"], frame["padding"], frame["stride"])
-    lengths = (patches.square().sum(1, keepdim=True) + eps).sqrt()
-    kernels = weight.flatten(1)
-    kernels = kernels / (kernels.square().sum(1, keepdim=True) + eps).sqrt()
-    cosine = (kernels @ patches) / lengths
-    theta = cosine.acos()
-    values = {
-        "cosine": cosine,
-        "linear": 1 - 2 * theta / pi,
-        "sigmoid": ((pi / 2 - theta) / (2 * k)).tanh() / tanh(pi / (4 * k)),
-    }[angle]
-    return values.unflatten(2, F.conv2d(x, weight, None, **frame).shape[2:])
+    """g(θ) of every kernel and patch, which `ops/test_sphere.py` has by its definition."""
+    return sphere_conv2d(x, weight, None, angle=angle, k=k, eps=eps, **frame)
 
 
 @pytest.mark.parametrize("kind", [ns.SphereNet, ns.CNN])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import KINDS, Problem, by_blocks
+from problems import KINDS, Problem, by_hand
 from refusals import refusals
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
@@ -40,7 +40,7 @@ def operands(blocks, problem, kind):
 def test_each_block_has_its_own_matrix(blocks, problem, kind, backend):
     x, weight, m = operands(blocks, problem, kind)
     y = similarity_conv2d(x, weight, m, None, *problem.geometry, blocks=blocks, backend=backend)
-    assert_close(y.flatten(2), by_blocks(x, weight, m, blocks, problem))
+    assert_close(y.flatten(2), by_hand(x, weight, m, *problem.geometry, blocks))
 
 
 @everywhere
@@ -49,7 +49,7 @@ def test_static_blocks_fold(blocks, problem, kind):
     x, weight, m = operands(blocks, problem, kind)
     static = m[0, ..., 0, 0]
     m = static[(None, ..., None, None)].expand(m.shape)
-    expected = by_blocks(x, weight, m, blocks, problem)
+    expected = by_hand(x, weight, m, *problem.geometry, blocks)
     y = similarity_conv2d(x, weight, static, None, *problem.geometry, blocks=blocks)
     assert_close(y.flatten(2), expected)
     kernel = fold_kernel(weight, static, blocks, problem.groups)

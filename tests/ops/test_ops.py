@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from problems import KINDS, PROBLEMS, Problem, ids, of_kind
+from problems import KINDS, PROBLEMS, Problem, by_hand, ids, of_kind
 from refusals import refusals
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -22,21 +22,6 @@ from neural_similarity.ops.backend import BACKENDS, ENTRIES
 everywhere = pytest.mark.parametrize("problem", PROBLEMS, ids=ids)
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 both_backends = pytest.mark.parametrize("backend", ["eager", "reference"])
-
-
-def by_hand(x, weight, m, stride, padding, dilation, groups):
-    """The definition, of any dimensions: the patches, then one einsum per channel group."""
-    patches, dims = (
-        F.pad(x, [side for pad in reversed(padding) for side in (pad, pad)]),
-        len(stride),
-    )
-    for axis, size, step, gap in zip(range(dims), weight.shape[2:], stride, dilation, strict=True):
-        patches = patches.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
-    patches = patches.flatten(2 + dims).flatten(2, 1 + dims).mT
-    m = m.flatten(-dims)
-    equation = "ock,nkp,nckp->nop" if m.dim() == 3 else "ock,nkqp,ncqp->nop"
-    chunks = zip(weight.flatten(2).chunk(groups), patches.chunk(groups, 1), strict=True)
-    return torch.cat([torch.einsum(equation, w, m, p) for w, p in chunks], 1)
 
 
 @everywhere
