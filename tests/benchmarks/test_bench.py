@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from problems import Problem, by_blocks
 from torch import nn
-from torch.nn import functional as F
 from torch.testing import assert_close
 
 import neural_similarity as ns
-from benchmarks import formulations, networks, oracle
+from benchmarks import networks, oracle
 from benchmarks import subjects as catalogue
 from benchmarks.case import Case, Operator
 from benchmarks.compare import Entrant, compare, problem, without_tf32
@@ -31,41 +31,30 @@ BOTH = pytest.mark.parametrize("kind", ["diagonal", "full"])
 DTYPES = pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 
 
-def by_loops(x, weight, m):
-    """Σ W[o, c, s] M[n, s, t, h, w] x[n, c, h + i, w + j] for patch tap t = (i, j), in loops."""
-    n, c, height, width = x.shape
-    padded = F.pad(x, (1, 1, 1, 1))
-    full = m.view(n, 9, 9, height, width) if m.shape[1] == 81 else None
-    y = x.new_zeros(n, weight.shape[0], height, width)
-    for h in range(height):
-        for w in range(width):
-            patch = padded[:, :, h : h + 3, w : w + 3].reshape(n, c, 9)
-            for s in range(9):
-                mixed = m[:, s, h, w, None] * patch[:, :, s] if full is None else 0
-                for t in range(9 if full is not None else 0):
-                    mixed = mixed + full[:, s, t, h, w, None] * patch[:, :, t]
-                y[:, :, h, w] += mixed @ weight[:, :, s // 3, s % 3].T
-    return y
-
-
 @BOTH
-def test_oracles_are_the_loops(kind):
-    given = replace(SMALL, kind=kind).operands
-    x, weight, m = (t.detach().double() for t in given[:3])
-    module = Operator(by_loops, nn.Parameter(weight))
-    assert_close(oracle.operator(module, x, m), by_loops(x, weight, m))
-    one = given.static.detach().double()
-    everywhere = one.reshape(1, -1, 1, 1).expand(3, -1, 5, 5)
-    assert_close(oracle.operator(module, x, one), by_loops(x, weight, everywhere))
+def test_oracles_are_the_definition(kind):
+    case = replace(SMALL, kind=kind)
+    x, weight, m = (t.detach().double() for t in case.operands[:3])
+    static = case.operands.static.detach().double()
+    module, everywhere = Operator(None, nn.Parameter(weight)), static.flatten()[:, None, None]
+    for given, maps in ((m, m), (static, everywhere.expand(3, -1, 5, 5))):
+        blocks = maps.unflatten(1, (1, *case.taps))
+        expected = by_blocks(x, weight, blocks, ("channels", 1), Problem("same"))
+        assert_close(oracle.operator(module, x, given).flatten(2), expected)
 
 
+def biased_layer(_case, similarity):
+    return ns.Conv2d(3, 6, 3, padding=1, similarity=similarity)
+
+
+@pytest.mark.parametrize("make", [networks.cnn9, biased_layer])
 @pytest.mark.parametrize("similarity", ["plain", "static-full", "dynamic-diagonal"])
-def test_the_networks_oracle_is_the_network_in_float64(similarity):
-    model = networks.cnn9(SHORT, similarity).double().eval()
-    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+def test_the_networks_oracle_is_the_network_in_float64(make, similarity):
+    model = make(SHORT, None if (make, similarity) == (biased_layer, "plain") else similarity)
+    model, x = model.double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
     expected = model(x)
-    assert_close(oracle.network(model, x), expected)
-    assert_close(oracle.network(model, x), expected)  # and once more
+    for _ in range(2):
+        assert_close(oracle.network(model, x), expected)
 
 
 @BOTH
@@ -129,52 +118,6 @@ def test_networks_of_recipes_are_right_and_the_recipes_own(name):
     assert [(key, value.shape) for key, value in subject.module.network.state_dict().items()] == [
         (key, value.shape) for key, value in own.state_dict().items()
     ]
-
-
-@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
-def test_the_oracle_of_a_layer_has_its_bias(similarity):
-    layer = ns.Conv2d(4, 6, 3, padding=1, similarity=similarity).double()
-    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
-    expected = layer(x)
-    assert_close(oracle.network(layer, x), expected)
-
-
-def planted(change_x=None, change_weight=None, change_m=None):
-    """The diagonal operator of changed operands."""
-
-    def function(*operands):
-        changes = (change_x, change_weight, change_m)
-        pairs = zip(changes, operands, strict=True)
-        return formulations.unfold(*[change(t) if change else t for change, t in pairs])
-
-    return function
-
-
-def turned(tensor):
-    """The same number, but its gradient has the other sign."""
-    return 2 * tensor.detach() - tensor
-
-
-WRONG = {
-    "values": planted(lambda x: 1.01 * x),
-    "gradient of x": planted(turned),
-    "gradient of the kernel": planted(None, turned),
-    "gradient of M": planted(None, None, turned),
-    "not a number": planted(lambda x: x * torch.nan),
-    "one tap": planted(None, None, lambda m: m * (torch.arange(9) != 4).view(9, 1, 1)),
-}
-
-
-@pytest.mark.parametrize("function", WRONG.values(), ids=WRONG)
-def test_what_is_wrong_has_no_time(function, monkeypatch):
-    monkeypatch.setitem(formulations.BY_KIND, "diagonal", {"planted": function})
-    rows = {row.name: row for row in catalogue.operators(OPTIONS)}
-    wrong = rows.pop("planted")
-    assert wrong.wrong
-    assert wrong.problem.startswith("wrong: error ")
-    assert not wrong.times
-    assert not wrong.costs
-    assert all(row.times and not row.wrong for row in rows.values())
 
 
 def entrant(name, error=0.0, **costs):
@@ -251,11 +194,22 @@ def test_without_tf32_both_of_torchs_switches_can_be_read_and_come_back():
     assert switches() == before
 
 
-def test_what_is_not_installed_is_skipped_with_its_reason(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchvision.ops", None)
+DECLINING = native.ENTRY._replace(declines=lambda *_: "no compiler")
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "name", "reason"),
+    [
+        (sys.modules, "torchvision.ops", None, "deform_conv2d", "import of torchvision.ops halted"),
+        (backend.ENTRIES, "compiled", DECLINING, "ours, compiled", "no compiler"),
+    ],
+)
+def test_what_cannot_run_is_skipped_with_its_reason(table, key, value, name, reason, monkeypatch):
+    monkeypatch.setitem(table, key, value)
     rows = {row.name: row for row in catalogue.operators(OPTIONS)}
-    absent = rows.pop("deform_conv2d")
-    assert absent.problem.startswith("not measured: import of torchvision.ops halted")
+    absent = rows.pop(name)
+    assert absent.problem.startswith("not measured: ")
+    assert reason in absent.problem
     assert not absent.wrong
     assert not absent.times
     assert all(row.times for row in rows.values())
@@ -268,15 +222,6 @@ def test_what_fails_of_ours_is_not_told_as_not_measured(monkeypatch):
     monkeypatch.setattr(catalogue, "similarity_conv2d", broken)
     with pytest.raises(RuntimeError, match="broken"):
         list(catalogue.operators(OPTIONS))
-
-
-def test_a_backend_that_declines_is_skipped_with_its_reason(monkeypatch):
-    absent = native.ENTRY._replace(declines=lambda *_: "no compiler")
-    monkeypatch.setitem(backend.ENTRIES, "compiled", absent)
-    rows = {row.name: row for row in catalogue.operators(OPTIONS)}
-    assert "no compiler" in rows["ours, compiled"].problem
-    assert not rows["ours, compiled"].times
-    assert rows["ours, eager"].times
 
 
 def test_learning_leaves_the_identity():

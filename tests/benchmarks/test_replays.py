@@ -7,12 +7,11 @@ import torch
 
 from benchmarks import compare, networks, replays
 from benchmarks import subjects as catalogue
-from benchmarks.__main__ import main
 from benchmarks.case import Case
 from benchmarks.measure import seconds_per_call
 from benchmarks.options import Options
 from benchmarks.replays import CALLS, LAUNCHES, Replays, clock_of
-from benchmarks.report import Report, read_report, to_markdown
+from benchmarks.report import Report, to_markdown
 from neural_similarity.lab.train import choose_runtime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -128,14 +127,6 @@ def test_rows_of_a_gpu_tell_the_host_apart(monkeypatch):
         assert all(0 < row.costs["host_seconds"] < 1 for row in rows)
         report = Report(bench="operators", environment={}, quick=False, others=0, rows=tuple(rows))
         assert "| host, ms |" in to_markdown(report)
-
-
-def test_a_cpu_has_no_host_time(tmp_path, capsys):
-    words = ["--dtype", "fp32", "--rounds", "3", "--threads", "1", "--similarity", "diagonal"]
-    assert main(["operators", *words, "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    rows = read_report(tmp_path / "operators.json").rows
-    assert not any("host_seconds" in row.costs for row in rows)
-    assert "host, ms" not in capsys.readouterr().out
 
 
 def test_operands_alternate_between_copies_of_equal_values_and_layout():
