@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image, ImageChops, ImageStat
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torchrun import torchrun
 
@@ -44,26 +44,6 @@ def run(name, block=slice(None), **names):
     return names
 
 
-def run_logged(name, capsys, monkeypatch):
-    """Execute a document as a program of its own: its variables, and what it prints.
-
-    Whoever runs it must see what its comments promise that it logs."""
-    level = logging.root.level
-    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest
-    try:
-        logging.root.setLevel("WARNING")
-        names = run(name)
-    finally:
-        logging.root.setLevel(level)
-    shown = re.findall(r"# logs: (.*)", (ROOT / name).read_text("utf-8"))
-    said = capsys.readouterr()
-    assert shown
-    for line in shown:
-        logged = rf"^INFO:neural_similarity[\w.]*:{re.escape(line)}$"
-        assert re.search(logged, said.err, re.MULTILINE)
-    return names, said.out
-
-
 def test_the_readme_moves_m_before_it_folds(capsys):
     names = run("README.md")
     assert float(capsys.readouterr().out.splitlines()[-1]) < 1e-4
@@ -73,19 +53,51 @@ def test_the_readme_moves_m_before_it_folds(capsys):
     assert ns.max_difference(plain, stripped, names["images"]) > 1e-3
 
 
-@pytest.mark.long
-def test_a_recipe_of_ones_own(tmp_path, monkeypatch):
+def has_module(names):
+    return any(isinstance(value, nn.Module) for value in names.values())
+
+
+def runs_a_recipe_of_ones_own(names):
+    scores = names["network"](torch.randn(2, 1, 28, 28))
+    return scores.shape == (2, 10) and Path("runs/mine/summary.json").exists()
+
+
+def converts_another_output(names):
+    return sum(isinstance(layer, ns.Conv2d) for layer in names["again"].modules()) > 10
+
+
+def adapts_to_another_blur(names):
+    restored = names["psnr"](names["turned"](names["x"]), names["test"])
+    return names["after"] > names["before"] + 4 and restored > 20
+
+
+def learns_every_gain(names):
+    similarities = [getattr(layer, "similarity", None) for layer in names["network"].modules()]
+    gains = [m.gain for m in similarities if isinstance(m, ns.nn.DynamicSimilarity)]
+    return len(gains) == 19 and all(map(torch.any, gains)) and names["loss"].isfinite()
+
+
+LONG = {"marks": pytest.mark.long}
+
+
+@pytest.mark.parametrize(
+    ("page", "holds"),
+    [
+        ("how-to/timm", has_module),
+        ("tutorials/ship", has_module),
+        ("how-to/learning-rates", lambda names: len(names["optimizer"].param_groups) >= 2),
+        ("reference/similarities", bool),
+        pytest.param("how-to/reproduce", runs_a_recipe_of_ones_own, **LONG),
+        pytest.param("how-to/segmentation", converts_another_output, **LONG),
+        pytest.param("how-to/restoration", adapts_to_another_blur, **LONG),
+        pytest.param("how-to/gpu", learns_every_gain, **LONG),
+    ],
+)
+def test_a_page_runs_as_a_program(page, holds, tmp_path, monkeypatch):
+    """Its assertions hold, and what it says of its results."""
+    first = page in ("reference/similarities", "how-to/gpu")
     monkeypatch.chdir(tmp_path)
-    names = run("docs/how-to/reproduce.md")
-    assert names["network"](torch.randn(2, 1, 28, 28)).shape == (2, 10)
-    assert (tmp_path / "runs/mine/summary.json").exists()
-
-
-@pytest.mark.parametrize("page", ["how-to/timm", "tutorials/ship"])
-def test_other_tools(page):
-    """Their assertions hold, and what they train is a similarity."""
-    names = run(f"docs/{page}.md")
-    assert any(isinstance(value, torch.nn.Module) for value in names.values())
+    assert holds(run(f"docs/{page}.md", slice(1 if first else None)))
 
 
 def test_errors_are_as_the_page_of_questions_says(tmp_path):
@@ -111,12 +123,6 @@ def test_errors_are_as_the_page_of_questions_says(tmp_path):
             call()
 
 
-@pytest.mark.parametrize("page", ["learning-rates"])
-def test_how_to_train(page):
-    names = run(f"docs/how-to/{page}.md")
-    assert len(names["optimizer"].param_groups) >= 2
-
-
 @pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd")
 def test_m_as_a_peft_adapter_beside_others(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft")
@@ -137,30 +143,6 @@ def test_the_page_on_peft_names_tests_that_exist():
 
 
 @pytest.mark.long
-def test_networks_of_other_outputs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = run("docs/how-to/segmentation.md")
-    assert sum(isinstance(layer, ns.Conv2d) for layer in names["again"].modules()) > 10
-
-
-@pytest.mark.long
-def test_a_network_that_deblurs_adapts_to_another_blur(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = run("docs/how-to/restoration.md")
-    assert names["after"] > names["before"] + 4
-    assert names["psnr"](names["turned"](names["x"]), names["test"]) > 20
-
-
-@pytest.mark.long
-def test_a_loop_on_a_gpu():
-    names = run(GPU, slice(1))
-    gains = [layer.similarity.gain for layer in names["network"].modules() if is_dynamic(layer)]
-    assert len(gains) == 19
-    assert all(gain.any() for gain in gains)
-    assert names["loss"].isfinite()
-
-
-@pytest.mark.long
 def test_a_converted_network_is_compiled_without_breaks(monkeypatch):
     """By torch's tracer and without its C++ compiler, which would take minutes."""
     compiled, modes = torch.compile, []
@@ -176,14 +158,6 @@ def test_a_converted_network_is_compiled_without_breaks(monkeypatch):
     assert all(parameter.grad is not None for parameter in names["network"].parameters())
 
 
-def is_dynamic(layer):
-    return isinstance(getattr(layer, "similarity", None), ns.nn.DynamicSimilarity)
-
-
-def test_the_family():
-    run("docs/reference/similarities.md", slice(1))
-
-
 @pytest.mark.long
 def test_a_network_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.setitem(ns.models.MODELS, "tiny", None)  # So that it is gone afterwards.
@@ -196,9 +170,21 @@ def test_a_network_of_ones_own(tmp_path, monkeypatch):
     assert network(torch.randn(2, 1, 28, 28)).shape == (2, 10)
 
 
-def test_adapting_a_network(tmp_path, monkeypatch, capsys):
+def test_adapting_a_network_logs_what_its_comments_promise(tmp_path, monkeypatch, capsys):
+    """To whoever runs the page as a program of its own, without pytest's handlers."""
     monkeypatch.chdir(tmp_path)
-    run_logged("docs/how-to/adapters.md", capsys, monkeypatch)
+    page, level = "docs/how-to/adapters.md", logging.root.level
+    monkeypatch.setattr(logging.root, "handlers", [])
+    try:
+        logging.root.setLevel("WARNING")
+        run(page)
+    finally:
+        logging.root.setLevel(level)
+    shown, said = re.findall(r"# logs: (.*)", (ROOT / page).read_text("utf-8")), capsys.readouterr()
+    assert shown
+    for line in shown:
+        logged = rf"^INFO:neural_similarity[\w.]*:{re.escape(line)}$"
+        assert re.search(logged, said.err, re.MULTILINE)
 
 
 def test_the_tables_of_docs_name_what_the_library_has():
@@ -273,21 +259,17 @@ def test_the_commands_of_several_processes(tmp_path):
     assert len(list(tmp_path.glob("runs/*/summary.json"))) == 2
 
 
-def test_the_program_of_several_processes_shards_trains_and_gathers(tmp_path):
+@pytest.mark.usefixtures("ranks")
+def test_the_program_of_several_processes_shards_trains_and_gathers():
     """Of one process."""
-    rendezvous = f"file://{tmp_path / 'ranks'}"
-    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
-    try:
-        names = run(GPU, slice(-1, None))
-        sharded = dict(names["model"].named_parameters())
-        moved = 0
-        for key, value in names["plain"].named_parameters():
-            assert isinstance(sharded[key], DTensor)
-            assert torch.equal(sharded[key].full_tensor(), value)
-            moved += key.endswith("similarity.raw") and bool(value.any())
-        assert moved == 9
-    finally:
-        distributed.destroy_process_group()
+    names = run(GPU, slice(-1, None))
+    sharded = dict(names["model"].named_parameters())
+    moved = 0
+    for key, value in names["plain"].named_parameters():
+        assert isinstance(sharded[key], DTensor)
+        assert torch.equal(sharded[key].full_tensor(), value)
+        moved += key.endswith("similarity.raw") and bool(value.any())
+    assert moved == 9
 
 
 def lines(text):

@@ -21,16 +21,10 @@ def steps(tmp_path):
     return {step.title: step for step in gpu_first_contact.steps(tmp_path)}
 
 
-def test_its_steps_end_in_time(steps):
+def test_its_steps_end_in_time_in_order_and_have_their_files(steps):
     assert sum(step.seconds for step in steps.values()) <= PLAN_A
-
-
-def test_times_come_first_and_known_tests_last(steps):
     titles = [title.partition(",")[0] for title in steps]
     assert titles[1:] == ["Operators", "Layers", "One update", "Correctness"]
-
-
-def test_scripts_and_test_files_exist(steps):
     words = [word for step in steps.values() for word in step.words if word.endswith(".py")]
     assert len(words) > 4
     assert all((gpu_first_contact.ROOT / word).exists() for word in words)

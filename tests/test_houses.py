@@ -1,7 +1,10 @@
-"""What importing brings along, what the library needs, what is said where the extra lacks; and
-that the table of modules shows the imports."""
+"""What importing brings along and the library's faces show, what the library needs, what is said
+where the extra lacks; and that the table of modules shows the imports."""
 
+import ast
+import importlib
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -18,21 +21,14 @@ from neural_similarity.choices import EXTRA, install_command
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "neural_similarity"
-LIBRARY = "ops functional nn models conversion regularize visualize testing hub peft files".split()
-LABORATORY = ("data", "train", "tasks", "session", "recipes", "cli")
-PAPER_SOURCES = ROOT / "src" / "neural_similarity_paper"
-PAPER = (
-    "corruption",
-    "learned",
-    "recipes",
-    "rival_layers",
-    "rival_methods",
-    "statistics",
-    "tables",
-    "theory",
-    "studies",
-    "cli",
-)
+HOUSES = {
+    "": "ops functional nn models conversion regularize visualize testing hub peft files",
+    "lab/": "data train tasks session recipes cli",
+    "paper/": "corruption learned recipes rival_layers rival_methods statistics tables theory "
+    "studies cli",
+}
+"""The rooms of every house, by how the table of modules names it."""
+FACES = "conversion functional hub models nn ops peft regularize testing visualize".split()
 IMPORT = re.compile(r"^\s*from ([\w.]+) import ([\w, ]+|\()", re.MULTILINE)
 BLOCKED = f"import sys; sys.modules.update(dict.fromkeys({EXTRA}))\n"
 USE = """
@@ -218,61 +214,84 @@ def test_importing_loads_nothing_heavy():
     assert run(code).stdout == "[]\n"
 
 
-def test_the_face_shows_what_a_user_may_use_and_nothing_else():
-    assert dir(ns) == sorted([*ns.__all__, "__version__"])
-    assert all(getattr(ns, name) is not None for name in dir(ns))
-    assert callable(ns.convert)
-
-
 def test_every_public_name_says_what_it_is():
     assert not [name for name in ns.__all__ if not inspect.getdoc(getattr(ns, name))]
 
 
-def files(room, sources=SOURCES):
-    path = sources / room
-    return [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.rglob("*.py")
+def modules():
+    """The names of all modules of both houses."""
+    found = pkgutil.walk_packages(ns.__path__, f"{ns.__name__}.")
+    return [module for module in found if not module.name.endswith("__main__")]
 
 
-def imported(room, package, rooms, sources=SOURCES):
-    """The other rooms of `rooms` that a room's files import, rooms of `package`."""
+def public_names(path, module):
+    """Names that a module defines at its top, or hands on: imports as the same name, no parts."""
+    names, stub = set(), path.with_suffix(".pyi")
+    text = (stub if stub.exists() else path).read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.module != module:
+            names |= {alias.name for alias in node.names if alias.name == alias.asname}
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_every_dotted_name_of_a_module_is_that_module():
+    for module in modules():
+        importlib.import_module(module.name)
+    wrong = {}
+    for module in modules():
+        found = {}
+        exec(f"import {module.name} as module", found)
+        if found["module"] is not sys.modules[module.name]:
+            wrong[module.name] = type(found["module"])
+    assert not wrong
+
+
+def test_no_package_has_one_name_for_a_part_and_something_else():
+    """Which of the two it is would depend on what was imported before."""
+    packages = [module for module in modules() if module.ispkg]
+    assert len(packages) > 10
+    for module in packages:
+        path = Path(module.module_finder.path, module.name.rpartition(".")[2])
+        parts = {part.name for part in pkgutil.iter_modules([str(path)])}
+        names = public_names(path / "__init__.py", module.name)
+        assert not names & parts, module.name
+
+
+@pytest.mark.parametrize("face", ["", *(f".{name}" for name in FACES)])
+def test_dir_shows_public_names_alone(face):
+    module = importlib.import_module(f"{ns.__name__}{face}")
+    expected = public_names(Path(module.__file__), module.__name__)
+    if not face:
+        expected = {*ns.__all__, "__version__"}
+    assert dir(module) == sorted(expected)
+    assert all(hasattr(module, name) for name in dir(module))
+
+
+def imported(house, room):
+    """The other rooms of a house that the files of a room import."""
+    folder = ROOT / "src" / f"neural_similarity{'_paper' if house == 'paper/' else ''}"
+    folder /= "lab" * (house == "lab/")
+    package, path = ".".join(folder.relative_to(ROOT / "src").parts), folder / room
     found = set()
-    for file in files(room, sources):
-        for module, names in IMPORT.findall(file.read_text()):
-            if module == package:
-                found |= {name.strip().split(" ")[0] for name in names.split(",")}
-            elif module.startswith(f"{package}."):
-                found.add(module.removeprefix(f"{package}.").partition(".")[0])
-    return found & set(rooms) - {Path(room).name}
+    for file in (path.with_suffix(".py"), *path.rglob("*.py")):
+        for module, names in IMPORT.findall(file.read_text() if file.exists() else ""):
+            whole = [f"{module}.{name.split()[0]}" for name in names.split(",")]
+            parts = [
+                name.removeprefix(f"{package}.") for name in whole if name.startswith(f"{package}.")
+            ]
+            found |= {part.partition(".")[0] for part in parts}
+    return found & {*HOUSES[house].split()} - {room}
 
 
-def described():
-    """The imports in the table of modules."""
+def test_the_table_of_modules_has_every_room_with_its_imports():
     text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
-    rows = re.findall(
-        r"^\| `(?:lab/)?([\w/]+?)[/.]?(?:py)?`[^|]*\| ([\w, ]*) \|", text, re.MULTILINE
-    )
-    return {(room, other) for room, others in rows for other in others.split(", ") if other}
-
-
-def test_the_table_has_the_imports_and_no_others():
-    arrows = {("lab", "library"), ("benchmarks", "lab"), ("benchmarks", "library")}
-    for room in LIBRARY:
-        arrows |= {(room, other) for other in imported(room, "neural_similarity", LIBRARY)}
-    for room in LABORATORY:
-        others = imported(f"lab/{room}", "neural_similarity.lab", LABORATORY)
-        arrows |= {(room, other) for other in others}
-    for room in PAPER:
-        others = imported(room, "neural_similarity_paper", PAPER, PAPER_SOURCES)
-        arrows |= {(f"paper/{room}", other) for other in others}
-    assert described() | {("lab", "library")} == arrows
-
-
-def test_every_room_is_described():
-    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
-    for room in (
-        *LIBRARY,
-        *(f"lab/{name}" for name in LABORATORY),
-        "benchmarks",
-        *(f"paper/{name}" for name in PAPER),
-    ):
-        assert re.search(rf"^\| `{room}[/.`]", text, re.MULTILINE), room
+    rows = re.findall(r"^\| `([\w/]+?)/?(?:\.py)?`[^|]*\| ([\w, ]*) \|", text, re.MULTILINE)
+    rooms = [(house, room) for house, names in HOUSES.items() for room in names.split()]
+    expected = {f"{house}{room}": imported(house, room) for house, room in rooms}
+    expected["benchmarks"] = {"lab", "library"}
+    assert {room: {*filter(None, others.split(", "))} for room, others in rows} == expected

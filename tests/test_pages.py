@@ -73,16 +73,11 @@ def binds(call):
     signature = inspect.signature(target)
     if any(isinstance(one, ast.Starred) for one in expression.args):
         return True
-    dots = any(isinstance(one, ast.Constant) and one.value is ... for one in expression.args)
-    bind = (
-        signature.bind_partial
-        if dots or None in {k.arg for k in expression.keywords}
-        else signature.bind
-    )
-    found = [
-        one for one in expression.args if not isinstance(one, ast.Constant) or one.value is not ...
-    ]
-    bind(*found, **{k.arg: k.value for k in expression.keywords if k.arg})
+    values = [one for one in expression.args if getattr(one, "value", None) is not ...]
+    named = {keyword.arg: keyword.value for keyword in expression.keywords}
+    whole = values == expression.args and None not in named
+    named.pop(None, None)
+    (signature.bind if whole else signature.bind_partial)(*values, **named)
     return True
 
 
@@ -212,11 +207,8 @@ def test_the_readme_says_what_the_records_say():
 @pytest.mark.parametrize("page", PAGES)
 def test_pictures_have_both_themes(page):
     shown = re.findall(r"!\[([^\]]+)\]\(([^)#]*assets/[\w-]+)\.svg#([\w-]+)\)", read(page))
-    light = {
-        (text, name)
-        for text, name, theme in shown
-        if theme.endswith(("only-light", "light-mode-only"))
-    }
+    ends = "only-light", "light-mode-only"
+    light = {(text, name) for text, name, theme in shown if theme.endswith(ends)}
     dark = {(text, name.removesuffix("-dark")) for text, name, theme in shown if "dark" in theme}
     assert light == dark
     for _, name in light:
