@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tiny_results import timeless
 
 from neural_similarity.lab.session import load
 from neural_similarity.lab.train.journal import Journal, read_lines
@@ -28,8 +29,7 @@ def killed_after(step, start):
 
 def outcome(run, *checkpoints):
     """Weights of checkpoints, the lines of metrics without times, the answers on the test set."""
-    times = ("seconds", "images_per_second")
-    lines = [{k: v for k, v in line.items() if k not in times} for line in read_lines(run.metrics)]
+    lines = timeless([*read_lines(run.metrics)])
     weights = [load(run, which).state_dict() for which in checkpoints]
     return weights, lines, json.loads(run.summary.read_text()).get("test_correct")
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ TINY_RECIPES = {
     STATIC: replace(TINY, similarity=Static(Diagonal()), checkpoint_every=2),
 }
 ROWS = (Row("plain", PLAIN, 10.0), Row("static", STATIC, 9.0))
+TIMES = "seconds", "images_per_second", "environment", "code"
 TINY_TABLE = Table("A tiny table", (Panel("Tiny", "error", ROWS),))
 
 
@@ -71,13 +73,13 @@ def edit(path, *into, **changes):
     path.write_text(json.dumps(content))
 
 
-def timeless(path):
-    """What a record says, without times and the processes that took part."""
-    content = json.loads(path.read_text())
-    for line in [content["summary"], *content["metrics"]]:
-        line.pop("seconds", None), line.pop("images_per_second", None)
-    del content["environment"], content["code"]
-    return content
+def timeless(value):
+    """JSON, or that of a file, without what differs from run to run."""
+    if isinstance(value, Path):
+        return timeless(json.loads(value.read_text("utf-8")))
+    if isinstance(value, dict):
+        return {name: timeless(entry) for name, entry in value.items() if name not in TIMES}
+    return [timeless(entry) for entry in value] if isinstance(value, list) else value
 
 
 def lines_of(folder, *, seeds=(1, 2), only=(), budget=1.0, **changes):

@@ -12,12 +12,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from launches import launched_here
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_classes import BY_NAMES
 from tiny_folders import write_folders
 from tiny_images import DRAW, make_images
-from tiny_results import STATIC, TINY_RECIPES
+from tiny_results import STATIC, TINY_RECIPES, timeless
 
 import neural_similarity as ns
 from neural_similarity.files import new_file
@@ -26,10 +27,7 @@ from neural_similarity.lab.train import pack_correct
 from neural_similarity.ops.native import compiling
 from neural_similarity_paper.cli import studies
 from neural_similarity_paper.studies.adapt_unlabelled import KNOWN_CHANGES
-from neural_similarity_paper.tables import running
 
-TIMES = "seconds", "images_per_second", "environment", "code"
-"""Keys of JSON whose values differ from run to run."""
 UNREAD = {"state.pt", "manifest.json", "environment.json", "network.pt2"}
 """Files whose bytes hold times or names of folders; that they are there is compared."""
 SHORT = (
@@ -155,19 +153,9 @@ def save_adapted_to_hub():
     ns.hub.Adapted(network()).save_pretrained("hub")
 
 
-class Finished:
-    """A command that ran in this process, so that all writes are counted here."""
-
-    def __init__(self, words, _output):
-        self.code = cli.main(list(words))
-
-    def wait(self, _timeout=None):
-        return self.code
-
-
 def reproduce():
     words = f"reproduce tiny --only {STATIC} --runs runs --results results --seeds 1 --device cpu"
-    with patch.object(running, "start_process", Finished):
+    with launched_here():  # so that all writes are counted in this process
         return cli.main(words.split())
 
 
@@ -273,16 +261,9 @@ def outcome(folder):
         elif path.suffix == ".safetensors":
             found[name] = {key: tensor.tolist() for key, tensor in load_file(path).items()}
         elif path.suffix == ".json":
-            found[name] = timeless(json.loads(path.read_text("utf-8")))
+            found[name] = timeless(path)
         elif path.suffix == ".jsonl":
             found[name] = [timeless(json.loads(line)) for line in path.read_text().splitlines()]
         else:
             found[name] = path.read_bytes()
     return found
-
-
-def timeless(value):
-    """A value of JSON without what differs from run to run."""
-    if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
-    return [timeless(entry) for entry in value] if isinstance(value, list) else value
