@@ -6,6 +6,7 @@ In a process of its own, so that Triton's cache is a temporary folder and no int
 import re
 import subprocess
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -54,15 +55,16 @@ class Shape:
         return Operands(x, weight, m, window, self.groups)
 
 
-SHAPES = {
-    "contiguous": Shape(channels_last=False),
-    "one-pixel": Shape(size=(1, 1), batch=1),
-    "first": Shape(channels=(3, 20), stride=2),
-    "depthwise": Shape(channels=(16, 16), groups=16, batch=1),
-    "blocks": Shape(channels=(24, 24), groups=2, blocks=3),
-    "line": Shape(size=(64,), channels_last=False),
-    "beyond-int32": Shape(size=(8192, 8192), batch=40),
-}
+SQUARES = [Shape((channels, channels)) for channels in (32, 64, 128)]
+SHAPES = [
+    Shape(channels_last=False),
+    Shape(size=(1, 1), batch=1),
+    Shape(channels=(3, 20), stride=2),
+    Shape(channels=(16, 16), groups=16, batch=1),
+    Shape(channels=(24, 24), groups=2, blocks=3),
+    Shape(size=(64,), channels_last=False),
+    Shape(size=(8192, 8192), batch=40),
+]
 
 
 def launches(kind, dtype, monkeypatch, shape):
@@ -186,11 +188,14 @@ def test_a_tap_takes_few_instructions(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels", [32, 64, 128])
-@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [*product(PRODUCTS, SQUARES), *product([torch.bfloat16], SHAPES)],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", KERNELS)
-def test_every_kernel(kind, dtype, channels, monkeypatch, tmp_path):
-    found = launches(kind, dtype, monkeypatch, Shape((channels, channels)))
+def test_every_kernel(kind, dtype, shape, monkeypatch, tmp_path):
+    found = launches(kind, dtype, monkeypatch, shape)
     assert {launched[0].__name__ for launched in found} == KERNELS[kind]
     for launched in found:
         check(kind, launched, dtype, tmp_path)
@@ -240,14 +245,6 @@ def test_pointwise_kernels(dtype, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("kind", KERNELS)
-def test_every_shape(kind, shape, monkeypatch, tmp_path):
-    for launched in launches(kind, torch.bfloat16, monkeypatch, shape):
-        check(kind, launched, torch.bfloat16, tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
 @pytest.mark.parametrize("kind", KERNELS)
 def test_every_configuration(kind, dtype, monkeypatch, tmp_path):
@@ -257,12 +254,12 @@ def test_every_configuration(kind, dtype, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels", [32, 64, 128])
+@pytest.mark.parametrize("shape", SQUARES, ids=str)
 @pytest.mark.parametrize("kind", KERNELS)
-def test_tf32_where_torch_allows_it(kind, channels, monkeypatch, tmp_path):
+def test_tf32_where_torch_allows_it(kind, shape, monkeypatch, tmp_path):
     torch.backends.cudnn.conv.fp32_precision = "tf32"  # `_without_tf32` puts back what was
     config = launch.CONFIGS[4, kind == "full"][0]
-    for launched in launches(kind, torch.float32, monkeypatch, Shape((channels, channels))):
+    for launched in launches(kind, torch.float32, monkeypatch, shape):
         built = Built(*launched, config, tmp_path)
         assert "tf32.tf32" in built.ptx
         assert built.spilt == {0}

@@ -5,6 +5,7 @@ matrices is wrong, so that type is checked on GPUs only.
 """
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -22,16 +23,18 @@ both_kinds = pytest.mark.parametrize("kind", KINDS)
 TINY = Case(Problem("tiny", (1, 2), (1, 1), (0, 1), size=(1, 2), channels=(3, 2), batch=1))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@both_kinds
-def test_single_precision(case, kind):
-    check(case, kind, torch.float32)
+TYPES = torch.float32, torch.float16
+SMALL = [*product(CASES, TYPES[:1]), (CASES[1], torch.float16)]
 
 
-@pytest.mark.parametrize("case", CASES[1:2], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [*SMALL, *(pytest.param(*large, marks=pytest.mark.slow) for large in product(LARGE, TYPES))],
+    ids=str,
+)
 @both_kinds
-def test_half_precision(case, kind):
-    check(case, kind, torch.float16)
+def test_awkward_convolutions(case, kind, dtype):
+    check(case, kind, dtype)
 
 
 @pytest.mark.parametrize("backend", ["triton", "eager"])
@@ -44,14 +47,6 @@ def test_half_precision_near_its_largest_number(kind, backend):
     found = CASES[1].results(operands, outgoing, torch.float16, backend)
     for right, ours in zip(truth, found, strict=True):
         assert (ours - right).abs().max() <= 0.01 * right.abs().max()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("case", LARGE, ids=str)
-@both_kinds
-def test_larger_problems(case, kind, dtype):
-    check(case, kind, dtype)
 
 
 @pytest.mark.parametrize("wanted", range(3), ids=["x", "weight", "m"])
@@ -87,7 +82,7 @@ def _processors_maps(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # NumPy's
 @pytest.mark.usefixtures("_processors_maps")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("maps", MAPS, ids=str)
 @pytest.mark.parametrize("law", LAWS)
 def test_pointwise_parts(law, maps, dtype):

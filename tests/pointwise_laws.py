@@ -55,34 +55,36 @@ def close(found, expected, dtype):
     assert (found.detach().double().cpu() - expected.cpu()).abs().max() <= limit
 
 
+def check_function(ours, right, operands, *dtypes):
+    """A function and its gradients are those in float64, in the digits of `dtypes`."""
+    found, truth = ours(*operands), [t.detach().double().cpu().requires_grad_() for t in operands]
+    result, expected = dtypes[0], right(*truth)
+    assert found.dtype == result
+    grad = torch.randn(found.shape).to(result)
+    gradients = torch.autograd.grad(found, operands, grad.to(found.device))
+    wanted = torch.autograd.grad(expected, truth, grad.double().reshape(expected.shape))
+    for one, other, dtype in zip((found, *gradients), (expected, *wanted), dtypes, strict=True):
+        close(one, other, dtype)
+
+
 def check_factors(maps, dtype, device):
-    x = maps.random(maps.channels, dtype, device)
-    truth = x.detach().double().cpu().requires_grad_()
-    expected = norms(truth, maps.window, 0.1, 3.0)
-    found = pointwise.patch_factors(x, maps.window, 0.1, 3.0)
-    assert found.dtype == torch.float32
-    close(found, expected, torch.float32)
-    grad = torch.randn(found.shape)
-    (gradient,) = torch.autograd.grad(found, x, grad.to(device))
-    (wanted,) = torch.autograd.grad(expected, truth, grad.double().reshape(expected.shape))
-    assert gradient.dtype == dtype
-    close(gradient, wanted, dtype)
+    given = maps.window, 0.1, 3.0
+    check_function(
+        lambda x: pointwise.patch_factors(x, *given),
+        lambda x: norms(x, *given),
+        [maps.random(maps.channels, dtype, device)],
+        *(torch.float32, dtype),
+    )
 
 
 def check_scaled(maps, dtype, device, rectified):
-    y = maps.random(maps.channels, dtype, device)
-    factors = (maps.random(1, torch.float32, device).abs() + 0.5).detach().requires_grad_()
-    found = pointwise.scale_maps(y, factors, rectified=rectified)
-    truth = [t.detach().double().cpu().requires_grad_() for t in (y, factors)]
-    expected = truth[0] * truth[1]
-    expected = expected.relu() if rectified else expected
-    assert found.dtype == dtype
-    close(found, expected, dtype)
-    grad = torch.randn(found.shape).to(dtype)
-    gradients = torch.autograd.grad(found, (y, factors), grad.to(device))
-    right = torch.autograd.grad(expected, truth, grad.double())
-    for one, other in zip(gradients, right, strict=True):
-        close(one, other, dtype)
+    factors = maps.random(1, torch.float32, device).abs() + 0.5
+    check_function(
+        lambda y, factors: pointwise.scale_maps(y, factors, rectified=rectified),
+        lambda y, factors: (y * factors).relu() if rectified else y * factors,
+        [maps.random(maps.channels, dtype, device), factors.detach().requires_grad_()],
+        *(dtype, dtype, dtype),
+    )
 
 
 def check_overflow(maps, dtype, device):
@@ -100,22 +102,18 @@ def check_overflow(maps, dtype, device):
 
 
 def check_gained(maps, dtype, device, every):
-    raw = maps.random(maps.channels, dtype, device)
-    gain = torch.randn(maps.channels, device=device, requires_grad=True)
-    found = pointwise.apply_gain(raw, gain, every)
-    truth = [t.detach().double().cpu().requires_grad_() for t in (raw, gain)]
-    start = torch.zeros(maps.channels, dtype=torch.float64)
+    shape, start = (-1, *[1] * len(maps.size)), torch.zeros(maps.channels, dtype=torch.float64)
     if every:
         start[::every] = 1
-    shape = (-1, *[1] * (raw.dim() - 2))
-    expected = truth[0] * truth[1].view(shape) + start.view(shape)
-    assert found.dtype == torch.float32
-    close(found, expected, torch.float32)
-    grad = torch.randn(found.shape)
-    gradients = torch.autograd.grad(found, (raw, gain), grad.to(device))
-    wanted = torch.autograd.grad(expected, truth, grad.double())
-    close(gradients[0], wanted[0], dtype)
-    close(gradients[1], wanted[1], torch.float32)
+    check_function(
+        lambda raw, gain: pointwise.apply_gain(raw, gain, every),
+        lambda raw, gain: raw * gain.view(shape) + start.view(shape),
+        [
+            maps.random(maps.channels, dtype, device),
+            torch.randn(maps.channels, device=device, requires_grad=True),
+        ],
+        *(torch.float32, dtype, torch.float32),
+    )
 
 
 def check_second_derivatives(device):
@@ -125,22 +123,17 @@ def check_second_derivatives(device):
     gain = torch.randn(maps.channels, device=device, requires_grad=True)
     truth = [t.detach().double().cpu().requires_grad_() for t in (x, gain)]
 
-    def result(x, gain, factors, scaled, gained):
-        return gained(scaled(x, factors(x)), gain).pow(3).sum()
+    def ours(x, gain):
+        factors = pointwise.patch_factors(x, maps.window, 0.1, 3.0)
+        return pointwise.apply_gain(pointwise.scale_maps(x, factors, rectified=True), gain, 1)
 
-    ours = (
-        lambda x: pointwise.patch_factors(x, maps.window, 0.1, 3.0),
-        lambda y, f: pointwise.scale_maps(y, f, rectified=True),
-        lambda raw, gain: pointwise.apply_gain(raw, gain, 1),
-    )
-    plain = (
-        lambda x: norms(x, maps.window, 0.1, 3.0).reshape(len(x), 1, *x.shape[2:]),
-        lambda y, f: (y * f).relu(),
-        lambda raw, gain: raw * gain.view(-1, 1, 1) + 1,
-    )
+    def plain(x, gain):
+        factors = norms(x, maps.window, 0.1, 3.0).reshape(len(x), 1, *x.shape[2:])
+        return (x * factors).relu() * gain.view(-1, 1, 1) + 1
+
     found = []
-    for functions, operands in ((ours, (x, gain)), (plain, truth)):
-        loss = result(*operands, *functions)
+    for function, operands in ((ours, (x, gain)), (plain, truth)):
+        loss = function(*operands).pow(3).sum()
         first = torch.autograd.grad(loss, operands, create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().sum() for g in first), operands))
     for one, other in zip(*found, strict=True):
