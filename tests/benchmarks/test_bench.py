@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import Problem, by_blocks
+from problems import by_hand
 from torch import nn
 from torch.testing import assert_close
 
@@ -38,8 +38,7 @@ def test_oracles_are_the_definition(kind):
     static = case.operands.static.detach().double()
     module, everywhere = Operator(None, nn.Parameter(weight)), static.flatten()[:, None, None]
     for given, maps in ((m, m), (static, everywhere.expand(3, -1, 5, 5))):
-        blocks = maps.unflatten(1, (1, *case.taps))
-        expected = by_blocks(x, weight, blocks, ("channels", 1), Problem("same"))
+        expected = by_hand(x, weight, maps.unflatten(1, case.taps), (1, 1), (1, 1), (1, 1), 1)
         assert_close(oracle.operator(module, x, given).flatten(2), expected)
 
 
