@@ -47,17 +47,13 @@ def remove_leftovers(folder: Path, names: str) -> None:
                     _remove_hidden(other)
 
 
-def _hidden_path(path: Path, number: int) -> Path:
-    return path.with_name(f".{path.name}.{number}{PARTIAL}")
-
-
 @contextlib.contextmanager
 def hidden_name(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     """Make a file or folder beside `path` for this writer alone; after an error it is gone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, re.escape(path.name))
     for number in itertools.count(os.getpid()):  # Threads, and containers, have one in common.
-        fresh = _hidden_path(path, number)
+        fresh = path.with_name(f".{path.name}.{number}{PARTIAL}")
         try:
             make(fresh)
         except FileExistsError:

@@ -16,6 +16,7 @@ from neural_similarity.conversion.backbone_state import names_digest, state_dige
 from neural_similarity.conversion.where import plain_modules, plain_state
 from neural_similarity.files import new_file, regular_file
 from neural_similarity.nn.layer import build_for
+from neural_similarity.nn.modes import first_parameter
 from neural_similarity.nn.text import required_similarity
 
 
@@ -46,6 +47,8 @@ def exact_cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 FORMAT = "neural-similarity adapter 1"
+_MOST_WORDS = 500
+"""Characters of a reason that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,14 @@ def write_adapter_file(path: Path, content: AdapterFile) -> int:
     tensors = {
         n: t.detach().cpu().contiguous() for n, t in content.tensors.items() if names[n] == n
     }
+    layers: dict[str, list[str]] = {}  # by their text, so that every text is written once
+    for name, text in content.texts.items():
+        layers.setdefault(text, []).append(name)
     facts = {
         "format": FORMAT,
         "neural_similarity": VERSION,
         "torch": torch.__version__,
-        "similarities": _layers_by_text(content.texts),
+        "similarities": layers,
         "same": {key: name for key, name in names.items() if key != name},
         "backbone": content.backbone,
     }
@@ -94,14 +100,6 @@ def write_adapter_file(path: Path, content: AdapterFile) -> int:
     }  # fmt: skip
     with new_file(path) as file:
         return file.write(serialize(specs, {"adapter": json.dumps(facts)}))
-
-
-def _layers_by_text(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """The names of layers by their text, so that every text is written once."""
-    layers: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        layers.setdefault(text, []).append(name)
-    return layers
 
 
 def read_adapter_file(path: Path) -> AdapterFile:
@@ -160,7 +158,9 @@ def adapter_of(backbone: nn.Module, path: Path) -> Adapter:
         left, loaded = dict(content.tensors), _Loaded()
         similarities: dict[str, nn.Module] = {}
         for name, text in content.texts.items():
-            similarities[name] = _similarity(name, _layer(layers, name), text, left, loaded)
+            if name not in layers:
+                raise ValueError(f"the network has no layer {name!r}")
+            similarities[name] = _similarity(name, layers[name], text, left, loaded)
         return Adapter(similarities, _replacing_tensors(state, left, loaded, _heads(layers, left)))
 
 
@@ -199,18 +199,12 @@ def _renamed_rest(
     return {f"{prefix}{key}": tensor for key, tensor in rest.items()}
 
 
-def _layer(layers: Mapping[str, nn.Module], name: str) -> nn.Module:
-    if name not in layers:
-        raise ValueError(f"the network has no layer {name!r}")
-    return layers[name]
-
-
 def _similarity(
     name: str, layer: nn.Module, text: str, left: dict[str, Tensor], loaded: "_Loaded"
 ) -> nn.Module:
     """The similarity of one layer, whose tensors are taken out of `left`."""
     similarity, prefix = build_on_meta(layer, text), f"{name}.similarity.".removeprefix(".")
-    dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
+    dtype = first_parameter(layer).dtype
     expected = similarity.state_dict()
     learned = {key for key, _ in similarity.named_parameters(remove_duplicate=False)}
     tensors: dict[str, Tensor] = {}
@@ -291,13 +285,10 @@ def _errors_of_file(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        message = f"{path} is not an adapter of this network: {kind}{_shortened(str(error))}"
+        reason = str(error)  # It may come from the file.
+        reason = reason if len(reason) <= _MOST_WORDS else f"{reason[:_MOST_WORDS]}..."
+        message = f"{path} is not an adapter of this network: {kind}{reason}"
         raise ValueError("".join(c if c.isprintable() else "?" for c in message)) from error
-
-
-def _shortened(text: str, most: int = 500) -> str:
-    """Text that may come from a file, cut to a readable length."""
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _check_backbone(have: Mapping[str, str], need: Mapping[str, str], hint: str) -> None:

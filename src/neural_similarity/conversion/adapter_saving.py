@@ -34,7 +34,7 @@ from neural_similarity.conversion.where import (
 from neural_similarity.files import remove_file
 from neural_similarity.nn import Similarity, SimilarityLayer, format_similarity
 from neural_similarity.nn.layer import has_similarity
-from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.modes import check_module, first_parameter
 
 File = str | Path
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _owners(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 def _check_types(name: str, layer: SimilarityLayer) -> None:
     """Check that the layer's type, which a loaded similarity gets, holds this one's values."""
-    dtype = next(layer.parameters(recurse=False), next(layer.parameters())).dtype
+    dtype = first_parameter(layer).dtype
     for key, tensor in layer.get_submodule("similarity").state_dict().items():
         if tensor.is_floating_point():
             try:

@@ -25,7 +25,7 @@ from neural_similarity.conversion.surgery import copy_in_modes, whole_or_nothing
 from neural_similarity.conversion.where import plain_modules
 from neural_similarity.nn import DynamicSimilarity, SimilarityLayer
 from neural_similarity.nn.layer import become_ours, has_similarity
-from neural_similarity.nn.modes import check_module
+from neural_similarity.nn.modes import check_module, first_parameter
 from neural_similarity.nn.own_forward import computes_kernel, settle_weights
 
 
@@ -207,7 +207,7 @@ class Adapters(PrintedTable):
 
     def _equip(self, layer: nn.Module, similarity: nn.Module, merged: bool) -> dict[str, Tensor]:
         """Give a layer its similarity, or merge M into its kernels and return the old kernels."""
-        parameter = next(layer.parameters(recurse=False), next(layer.parameters()))
+        parameter = first_parameter(layer)
         ours = become_ours(layer)
         ours.similarity = similarity.to(parameter.device, parameter.dtype).train(layer.training)
         if not merged:

@@ -55,9 +55,9 @@ class PrintedTable:
     def __str__(self) -> str:
         rows = self.table_rows()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        right = [head in _NUMBERS for head in rows[0]]
-        lines = ["  ".join(map(_padded, row, widths, right)).rstrip() for row in rows]
-        return "\n".join([*lines, self.table_summary()])
+        pads = [str.rjust if head in _NUMBERS else str.ljust for head in rows[0]]
+        cells = ([p(*cell) for p, *cell in zip(pads, row, widths, strict=True)] for row in rows)
+        return "\n".join([*("  ".join(row).rstrip() for row in cells), self.table_summary()])
 
     def _repr_html_(self) -> str:
         """The table for notebooks."""
@@ -65,10 +65,6 @@ class PrintedTable:
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         head = f"<thead><tr>{head.replace('td>', 'th>')}</tr></thead>"
         return f"<table>{head}<tbody>{body}</tbody></table><p>{escape(self.table_summary())}</p>"
-
-
-def _padded(cell: str, width: int, right: bool) -> str:
-    return cell.rjust(width) if right else cell.ljust(width)
 
 
 _INSIDE = "is part of a similarity"
@@ -229,8 +225,10 @@ def _skip_reason(name: str, layer: nn.Module, spec: Similarity, where: Choice | 
     if not isinstance(layer, tuple(LAYER_CLASSES)):
         return f"is a {_class_name(layer)} with its own `forward`; replace it by a torch.nn.Conv2d"
     if not chosen or not converts_class(where, layer):
-        nearest, advice = _nearest_class(layer, where), _subclass_advice(layer)
-        return f"is a {_class_name(layer)}, not exactly a torch.nn.{nearest}{advice}"
+        kinds, name = (nn.Conv2d,) if where is None else LAYER_CLASSES, _class_name(layer)
+        nearest = next((kind for kind in kinds if isinstance(layer, kind)), nn.Conv2d).__name__
+        advice = f"; where={name}, its class, converts it" if counterpart(type(layer)) else ""
+        return f"is a {name}, not exactly a torch.nn.{nearest}{advice}"
     if isinstance(layer, nn.LSTM) and (layer.bidirectional or layer.proj_size):
         return "is an LSTM with two directions or a projection"
     try:
@@ -245,24 +243,11 @@ def _part_geometries(layer: nn.Module) -> list[Geometry]:
     return list(geometries) or [geometry_of(layer)]
 
 
-def _subclass_advice(layer: nn.Module) -> str:
-    """How to convert a layer of a subclass, if that is possible."""
-    if counterpart(type(layer)) is None:
-        return ""
-    return f"; where={_class_name(layer)}, its class, converts it"
-
-
 def _class_name(layer: nn.Module) -> str:
     """The name of a layer's class, with its module if torch.nn has a class of that name."""
     kind = type(layer)
     known = {kind_of_torch.__name__ for kind_of_torch in LAYER_CLASSES}
     return f"{kind.__module__}.{kind.__name__}" if kind.__name__ in known else kind.__name__
-
-
-def _nearest_class(layer: nn.Module, where: Choice | None) -> str:
-    """The torch class that a layer would have to be an instance of."""
-    kinds = (nn.Conv2d,) if where is None else LAYER_CLASSES
-    return next((kind for kind in kinds if isinstance(layer, kind)), nn.Conv2d).__name__
 
 
 def _misfit_reason(

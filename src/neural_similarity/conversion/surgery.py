@@ -79,18 +79,14 @@ def max_difference(model: nn.Module, other: nn.Module, example: Tensor) -> float
     shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (ours, theirs)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"`model` and `other` must have outputs of the same shapes, got {shapes}")
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.numel()]
-    largest = [_largest_difference(_double_on_host(a), _double_on_host(b)) for a, b in pairs]
+    pairs = [map(_double_on_host, pair) for pair in zip(ours, theirs, strict=True)]
+    largest = [(a - b).abs().where(a != b, 0).max() for a, b in pairs if a.numel()]
     return torch.stack(largest).max().item() if largest else 0.0
 
 
 def _double_on_host(output: Tensor) -> Tensor:
     """A tensor on the host, in double precision, complex or not."""
     return output.cpu().to(torch.promote_types(output.dtype, torch.float64))
-
-
-def _largest_difference(a: Tensor, b: Tensor) -> Tensor:
-    return (a - b).abs().where(a != b, 0).max()
 
 
 def _check_keys(ours: Any, theirs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -106,13 +107,9 @@ def _keys_of_part(model: nn.Module, part: Part, state: Iterable[str], argument: 
         return [key for key in state if key.startswith(prefixes)]
     if not isinstance(part, str):
         raise ValueError(f"`{argument}` must be names, globs or modules, got {part!r}")
-    return [key for key in state if any(matches_glob(name, part) for name in _with_owners(key))]
-
-
-def _with_owners(key: str) -> list[str]:
-    """The name "a.b.c" as "a", "a.b" and "a.b.c"."""
-    parts = key.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    # The name "a.b.c" has "a", "a.b" and "a.b.c".
+    named = {key: accumulate(key.split("."), "{}.{}".format) for key in state}
+    return [key for key, names in named.items() if any(matches_glob(n, part) for n in names)]
 
 
 def choice_of(where: Where | None) -> Choice | None:

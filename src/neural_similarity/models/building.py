@@ -158,6 +158,31 @@ def conv_stages(
     return layers
 
 
+def residual_stages(
+    block: Callable[..., nn.Module],
+    in_channels: int,
+    channels: Sequence[int],
+    depths: Sequence[int],
+    *,
+    expansion: int = 1,
+    name: str = "layer",
+) -> Layers:
+    """Stages of blocks; the first block of each but the first stage halves the map."""
+    layers: Layers = {}
+    for stage, (width, depth) in enumerate(zip(channels, depths, strict=True), start=1):
+        layers[f"{name}{stage}"] = blocks = nn.Sequential()
+        for number in range(depth):
+            blocks.append(block(in_channels, width, stride=2 if stage > 1 and not number else 1))
+            in_channels = width * expansion
+    return layers
+
+
+def average_head(name: str, features: int, num_classes: int) -> Layers:
+    """The average over the map, and the classifier of this name."""
+    classifier = nn.Linear(features, num_classes)
+    return {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), name: classifier}
+
+
 def fully_connected(features: int, hidden: int, num_classes: int) -> Layers:
     """A hidden layer and the classifier."""
     return {

@@ -4,9 +4,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.models.building import (
+    Layers,
     NamedSequential,
+    average_head,
     build_sequential,
     check_sizes,
+    residual_stages,
     scale_channels,
 )
 from neural_similarity.nn import Conv2d
@@ -40,12 +43,11 @@ def resnet12(
     same for every similarity.
     """
     check_sizes(num_classes, in_channels, image_size, smallest=_SHRINK)
-    layers: dict[str, nn.Module] = {}
+    layers: Layers = {}
     for stage, channels in enumerate(scale_channels(_CHANNELS12, width), start=1):
         layers[f"layer{stage}"] = nn.Sequential(_PooledBlock(in_channels, channels))
         in_channels = channels
-    layers |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    layers["classifier"] = nn.Linear(in_channels, num_classes)
+    layers |= average_head("classifier", in_channels, num_classes)
     return build_sequential(layers, similarity)
 
 
@@ -89,16 +91,10 @@ def wrn28_10(
     """
     check_sizes(num_classes, in_channels, image_size)
     stem, *groups = scale_channels((_STEM, *_CHANNELS28), width)
-    layers: dict[str, nn.Module] = {"conv": Conv2d(in_channels, stem, 3, padding=1, bias=False)}
-    before = stem
-    for number, channels in enumerate(groups, start=1):
-        layers[f"group{number}"] = blocks = nn.Sequential()
-        for block in range(_BLOCKS):
-            blocks.append(_WideBlock(before, channels, stride=2 if number > 1 and not block else 1))
-            before = channels
-    layers |= {"norm": nn.BatchNorm2d(before), "relu": nn.ReLU(inplace=True)}
-    layers |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    layers["classifier"] = nn.Linear(before, num_classes)
+    layers: Layers = {"conv": Conv2d(in_channels, stem, 3, padding=1, bias=False)}
+    layers |= residual_stages(_WideBlock, stem, groups, (_BLOCKS,) * len(groups), name="group")
+    layers |= {"norm": nn.BatchNorm2d(groups[-1]), "relu": nn.ReLU(inplace=True)}
+    layers |= average_head("classifier", groups[-1], num_classes)
     return build_sequential(layers, similarity)
 
 

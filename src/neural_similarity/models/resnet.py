@@ -1,6 +1,6 @@
 """ResNet-18, -34 and -50 (He et al., https://arxiv.org/abs/1512.03385), torchvision's layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -8,8 +8,10 @@ from torch.nn import functional as F
 from neural_similarity.models.building import (
     Layers,
     NamedSequential,
+    average_head,
     build_sequential,
     check_sizes,
+    residual_stages,
     scale_channels,
 )
 from neural_similarity.nn import Conv2d
@@ -34,9 +36,8 @@ def resnet18(
     plain, as in `ns.convert`. Starts at He's initialisation, the same for every similarity, as the
     other networks do (torchvision's initialisation counts outputs in place of inputs).
     """
-    check_sizes(num_classes, in_channels, image_size)
-    layers = _stem_layers(in_channels, width) | _stage_layers(_Basic, (2, 2, 2, 2), width)
-    return build_sequential(layers | _head_layers(_Basic, num_classes, width), similarity)
+    sizes = num_classes, in_channels, image_size
+    return _build_resnet(BasicBlock, (2, 2, 2, 2), sizes, width, similarity)
 
 
 def resnet34(
@@ -48,9 +49,8 @@ def resnet34(
     similarity: Similarity | SimilarityName | None = None,
 ) -> NamedSequential:
     """ResNet-34: `resnet18` with 3, 4, 6 and 3 blocks, torchvision's `resnet34`."""
-    check_sizes(num_classes, in_channels, image_size)
-    layers = _stem_layers(in_channels, width) | _stage_layers(_Basic, (3, 4, 6, 3), width)
-    return build_sequential(layers | _head_layers(_Basic, num_classes, width), similarity)
+    sizes = num_classes, in_channels, image_size
+    return _build_resnet(BasicBlock, (3, 4, 6, 3), sizes, width, similarity)
 
 
 def resnet50(
@@ -66,56 +66,48 @@ def resnet50(
     Blocks are 1×1, 3×3, 1×1; the 3×3 has the stride, as in torchvision's `resnet50`, whose weights
     load. Everything else: see `resnet18`.
     """
-    check_sizes(num_classes, in_channels, image_size)
-    layers = _stem_layers(in_channels, width) | _stage_layers(_Bottleneck, (3, 4, 6, 3), width)
-    return build_sequential(layers | _head_layers(_Bottleneck, num_classes, width), similarity)
+    sizes = num_classes, in_channels, image_size
+    return _build_resnet(_Bottleneck, (3, 4, 6, 3), sizes, width, similarity)
 
 
-def _stem_layers(in_channels: int, width: float) -> Layers:
-    channels = scale_channels(_CHANNELS, width)[0]
-    return {
-        "conv1": Conv2d(in_channels, channels, 7, stride=2, padding=3, bias=False),
-        "bn1": nn.BatchNorm2d(channels),
+def _build_resnet(
+    block: "type[BasicBlock] | type[_Bottleneck]",
+    depths: Sequence[int],
+    sizes: tuple[int, int, int],
+    width: float,
+    similarity: Similarity | SimilarityName | None,
+) -> NamedSequential:
+    check_sizes(*sizes)
+    (num_classes, in_channels, _), channels = sizes, scale_channels(_CHANNELS, width)
+    layers: Layers = {
+        "conv1": Conv2d(in_channels, channels[0], 7, stride=2, padding=3, bias=False),
+        "bn1": nn.BatchNorm2d(channels[0]),
         "relu": nn.ReLU(inplace=True),
         "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
     }
+    layers |= residual_stages(block, channels[0], channels, depths, expansion=block.expansion)
+    layers |= average_head("fc", channels[-1] * block.expansion, num_classes)
+    return build_sequential(layers, similarity)
 
 
-def _stage_layers(block: "Block", depths: Sequence[int], width: float) -> Layers:
-    """Stages of blocks; the first block of each but the first stage halves the map."""
-    layers: Layers = {}
-    in_channels = scale_channels(_CHANNELS, width)[0]
-    for stage, (channels, depth) in enumerate(
-        zip(scale_channels(_CHANNELS, width), depths, strict=True)
-    ):
-        layers[f"layer{stage + 1}"] = blocks = nn.Sequential()
-        for number in range(depth):
-            blocks.append(block(in_channels, channels, stride=2 if stage and not number else 1))
-            in_channels = channels * block.expansion
-    return layers
-
-
-def _head_layers(block: "Block", num_classes: int, width: float) -> Layers:
-    features = scale_channels(_CHANNELS, width)[-1] * block.expansion
-    return {
-        "avgpool": nn.AdaptiveAvgPool2d(1),
-        "flatten": nn.Flatten(),
-        "fc": nn.Linear(features, num_classes),
-    }
-
-
-class _Basic(nn.Module):
-    """ReLU(x + F(x)), F two 3×3 convolutions."""
+class BasicBlock(nn.Module):
+    """ReLU(S(x) + F(x)), F two 3×3 convolutions and S a shortcut."""
 
     expansion = 1
 
-    def __init__(self, in_channels: int, channels: int, stride: int):
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        stride: int,
+        shortcut: Callable[[int, int, int], nn.Module] | None = None,
+    ):
         super().__init__()
         self.conv1 = Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = _shortcut_layer(in_channels, channels, stride)
+        self.downsample = (shortcut or _shortcut_layer)(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -142,9 +134,6 @@ class _Bottleneck(nn.Module):
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = F.relu(self.bn2(self.conv2(y)), inplace=True)
         return F.relu(self.bn3(self.conv3(y)) + self.downsample(x), inplace=True)
-
-
-Block = type[_Basic] | type[_Bottleneck]
 
 
 def _shortcut_layer(in_channels: int, out_channels: int, stride: int) -> nn.Module:

@@ -1,15 +1,20 @@
 """ResNet-20 and -56 for CIFAR (He et al., https://arxiv.org/abs/1512.03385, §4.2)."""
 
+from functools import partial
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.models.building import (
     Layers,
     NamedSequential,
+    average_head,
     build_sequential,
     check_sizes,
+    residual_stages,
     scale_channels,
 )
+from neural_similarity.models.resnet import BasicBlock
 from neural_similarity.nn import Conv2d
 from neural_similarity.nn.text import Similarity, SimilarityName
 
@@ -50,37 +55,26 @@ def resnet56(
 
 
 def _network_layers(num_classes: int, in_channels: int, width: float, depth: int) -> Layers:
-    sizes = scale_channels(_CHANNELS, width)
-    before = sizes[0]
+    channels = scale_channels(_CHANNELS, width)
+    block = partial(BasicBlock, shortcut=_PaddedShortcut)
     layers: Layers = {
-        "conv1": Conv2d(in_channels, before, 3, padding=1, bias=False),
-        "bn1": nn.BatchNorm2d(before),
+        "conv1": Conv2d(in_channels, channels[0], 3, padding=1, bias=False),
+        "bn1": nn.BatchNorm2d(channels[0]),
         "relu": nn.ReLU(inplace=True),
     }
-    for stage, channels in enumerate(sizes, start=1):
-        layers[f"layer{stage}"] = blocks = nn.Sequential()
-        for number in range(depth):
-            blocks.append(_Block(before, channels, stride=2 if stage > 1 and not number else 1))
-            before = channels
-    layers |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return layers | {"linear": nn.Linear(before, num_classes)}
+    layers |= residual_stages(block, channels[0], channels, (depth,) * len(channels))
+    return layers | average_head("linear", channels[-1], num_classes)
 
 
-class _Block(nn.Module):
-    """ReLU(S(x) + F(x)), F two 3×3 convolutions and S a shortcut without parameters."""
+class _PaddedShortcut(nn.Module):
+    """x with zeros for new channels, at every `stride`-th position."""
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
-        self.conv1 = Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
         self.stride = stride
         new = channels - in_channels
         self.new_channels = new // 2, new - new // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        before, after = self.new_channels
-        shortcut = F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, before, after))
-        return F.relu(self.bn2(self.conv2(y)) + shortcut, inplace=True)
+        strided = x[..., :: self.stride, :: self.stride]
+        return F.pad(strided, (0, 0, 0, 0, *self.new_channels))

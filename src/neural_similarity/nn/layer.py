@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from neural_similarity.nn.geometry import Geometry
-from neural_similarity.nn.modes import evaluation_mode, is_made_by
+from neural_similarity.nn.modes import evaluation_mode, first_parameter, is_made_by
 from neural_similarity.nn.similarity import StaticSimilarity
 from neural_similarity.nn.text import Similarity, SimilarityName, resolve_similarity
 from neural_similarity.ops import require_tensors
@@ -94,7 +94,7 @@ class SimilarityLayer(nn.Module, Generic[Plain]):
         """
         module = self.build_similarity(resolve_similarity(similarity))
         if module is not None:
-            parameter = next(self.parameters(recurse=False), next(self.parameters()))
+            parameter = first_parameter(self)
             _check_real(parameter, similarity)
             if module is not similarity:
                 module.to(device=parameter.device, dtype=parameter.dtype).train(self.training)

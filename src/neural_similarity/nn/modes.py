@@ -110,6 +110,14 @@ def check_module(model: object, argument: str = "model") -> None:
         raise ValueError(f"`{argument}` must be an nn.Module, got {model!r}")
 
 
+def first_parameter(layer: nn.Module) -> nn.Parameter:
+    """The parameter whose device and type a layer's similarity gets, the layer's own if it has any.
+
+    A wrapper, such as a parametrization, may hold all of them.
+    """
+    return next(layer.parameters(recurse=False), next(layer.parameters()))
+
+
 def is_made_by(tool: str, thing: object) -> bool:
     """Whether the class of a thing, or a base of it, comes from the package `tool`."""
     return any(kind.__module__.split(".")[0] == tool for kind in type(thing).__mro__)

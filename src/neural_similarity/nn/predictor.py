@@ -247,7 +247,10 @@ class TwoLayersModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, *out), or (n, scalars, 1, ...) with `per_image`."""
-        hidden = self._hidden_map(x)
+        if self.spec.batch_norm:
+            hidden = F.relu(self.norm1(self.patch(x)))
+        else:  # in one pass
+            hidden = self.patch(x, rectified=True)
         positions = tuple(range(2, x.dim()))
         if self.spec.per_image:
             hidden = hidden.mean(positions, keepdim=True)
@@ -255,12 +258,6 @@ class TwoLayersModule(nn.Module):
         if self.spec.per_image or self.spec.resolution == 1:
             return raw
         return _interpolate_maps(raw, self.geometry.output_size(x.shape[2:]), self.spec.resolution)
-
-    def _hidden_map(self, x: Tensor) -> Tensor:
-        """The ReLU of the first convolution, in one pass where nothing comes between."""
-        if self.spec.batch_norm:
-            return F.relu(self.norm1(self.patch(x)))
-        return self.patch(x, rectified=True)
 
 
 class PatchConv(nn.Module):

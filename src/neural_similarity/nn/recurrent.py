@@ -115,7 +115,7 @@ class LSTM(SimilarityLayer[nn.LSTM], nn.LSTM):
         if input.dim() == 2:
             return self._forward_unbatched(input, hx)
         x = input.transpose(0, 1) if self.batch_first else input
-        h, c = self._zero_state(x) if hx is None else hx
+        h, c = hx or [x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)] * 2
         self.check_forward_args(input, (h, c), None)
         y, h, c = self._forward_static(x, h, c) if self.foldable() else self._forward_steps(x, h, c)
         return (y.transpose(0, 1) if self.batch_first else y), (h, c)
@@ -125,10 +125,6 @@ class LSTM(SimilarityLayer[nn.LSTM], nn.LSTM):
         state = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
         y, (h, c) = self.forward(x.unsqueeze(batch), state)
         return y.squeeze(batch), (h.squeeze(1), c.squeeze(1))
-
-    def _zero_state(self, x: Tensor) -> LSTMState:
-        zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
-        return zeros, zeros
 
     def _forward_static(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """torch's LSTM with M in its kernels; x (time, n, features)."""

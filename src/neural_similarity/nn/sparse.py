@@ -232,7 +232,8 @@ class MaskedModule(_Around):
 
     def forward(self, raw: Tensor) -> Tensor:
         """M = D R from the raw parameters of R."""
-        return _mask_rows(self.inner(raw), self.kernel_shape())
+        m, shape = self.inner(raw), self.kernel_shape()
+        return m * shape.to(m.dtype).view(-1, *[1] * (m.dim() - 2))
 
 
 class _Dilation(_Around):
@@ -297,11 +298,6 @@ class _Shift(StructureModule):
         scores = torch.zeros(self.taps, self.taps)
         scores[self.taps // 2, block % self.taps] = 1
         return scores.flatten()
-
-
-def _mask_rows(m: Tensor, shape: Tensor) -> Tensor:
-    """Rows of M (n, K, ...) times the factors of their taps (K,)."""
-    return m * shape.to(m.dtype).view(-1, *[1] * (m.dim() - 2))
 
 
 def _one_hot(scores: Tensor, dim: int) -> Tensor:

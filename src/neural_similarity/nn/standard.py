@@ -59,9 +59,10 @@ def standard_parts(
     kind = FullModule if frame.full else DiagonalModule
     if type(structure) is not kind or not structure.residual or gain is None:
         return None
-    first, last = _LAYERS[frame.predictor](frame, spec, predictor) or (None, None)
-    if first is None or last is None or _has_any_global_hook():
+    layers = _standard_layers(frame, spec, predictor)
+    if layers is None or _has_any_global_hook():
         return None
+    first, last = layers
     taps, hidden = prod(frame.window.kernel_size), first.weight.shape[0]
     scalars = taps**2 if frame.full else taps
     first_size, last_size, first_bias = frame.window.kernel_size, (), None
@@ -92,35 +93,29 @@ def standard_parts(
     return LayerTensors(*operands, first.weight, first_bias, last.weight, last.bias, gain)
 
 
-def _sphere_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any, Any] | None:
-    """The convolutions of the default predictor, if they are as it made them."""
-    if type(predictor) is not TwoLayersModule or predictor.spec is not spec:
-        return None
-    first, last = predictor.patch, predictor.last
-    return (first, last) if type(first) is PatchConv and _has_window(last, frame.last) else None
+_PREDICTORS = {
+    "sphere": (TwoLayersModule, "patch"),
+    "light": (LightModule, "first"),
+    "pooled": (PooledModule, "first"),
+}
+"""The module of each predictor, and the name of its first layer."""
 
 
-def _light_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any, Any] | None:
-    """The convolutions of the light predictor, if they are as it made them."""
-    if type(predictor) is not LightModule or predictor.spec is not spec:
+def _standard_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any, Any] | None:
+    """The two layers of a predictor, if they are as it made them."""
+    kind, name = _PREDICTORS[frame.predictor]
+    if type(predictor) is not kind or predictor.spec is not spec:
         return None
-    first, last, ones = predictor.first, predictor.last, (1,) * len(frame.window.kernel_size)
-    pixel = Window(ones, ones, (0,) * len(ones), ones)
-    known = _has_window(first, pixel) and first.bias is None and _has_window(last, frame.window)
-    same = known and len(first.weight) * prod(last.kernel_size) == round(frame.factor**2)
+    first, last, ones = getattr(predictor, name), predictor.last, (1,) * len(frame.window.stride)
+    if frame.predictor == "sphere":
+        same = type(first) is PatchConv and _has_window(last, frame.last)
+    elif frame.predictor == "pooled":
+        same = type(first) is type(last) is nn.Linear
+    else:
+        pixel = Window(ones, ones, (0,) * len(ones), ones)
+        known = _has_window(first, pixel) and first.bias is None and _has_window(last, frame.window)
+        same = known and len(first.weight) * prod(last.kernel_size) == round(frame.factor**2)
     return (first, last) if same else None
-
-
-def _pooled_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[Any, Any] | None:
-    """The matrices of the pooled predictor, if they are as it made them."""
-    del frame
-    if type(predictor) is not PooledModule or predictor.spec is not spec:
-        return None
-    first, last = predictor.first, predictor.last
-    return (first, last) if type(first) is type(last) is nn.Linear else None
-
-
-_LAYERS = {"sphere": _sphere_layers, "light": _light_layers, "pooled": _pooled_layers}
 
 
 def _has_window(layer: Any, window: Window) -> bool:

@@ -52,9 +52,11 @@ class Eager:
                     target = tile.rows_of(results[2])
                     target.copy_(_agree(of_columns, tile.patches, tile.m).reshape(target.shape))
                 if needs[0]:
-                    tile.add_patches(_mix(of_columns, _transposed(tile.m)), of_padded)
+                    m = tile.m if tile.m.dim() == 4 else tile.m.transpose(2, 3)
+                    tile.add_patches(_mix(of_columns, m), of_padded)
         if needs[0]:
-            results[0].copy_(_without_border(of_padded, given.window))
+            pads = zip(given.window.padding, of_padded.shape[2:], strict=True)
+            results[0].copy_(of_padded[(..., *[slice(p, size - p) for p, size in pads])])
         if needs[1]:
             results[1].copy_(of_kernel.reshape(results[1].shape))
         return results
@@ -120,11 +122,6 @@ def _pad(x: Tensor, window: Window) -> Tensor:
     return F.pad(x, [side for amount in reversed(window.padding) for side in (amount, amount)])
 
 
-def _without_border(padded: Tensor, window: Window) -> Tensor:
-    sides = [slice(p, size - p) for p, size in zip(window.padding, padded.shape[2:], strict=True)]
-    return padded[(..., *sides)]
-
-
 def _kernel_matrix(given: Operands) -> Tensor:
     """The kernel (g, o/g, K·c/g)."""
     return given.weight.flatten(1).unflatten(0, (given.groups, -1))
@@ -140,11 +137,6 @@ def _mix(patches: Tensor, m: Tensor) -> Tensor:
     if m.dim() == 4:
         return patches * m.unsqueeze(2)
     return torch.einsum("nbstp,nbctp->nbcsp", m, patches.to(m.dtype))
-
-
-def _transposed(m: Tensor) -> Tensor:
-    """The M that maps the gradient of columns to that of patches."""
-    return m if m.dim() == 4 else m.transpose(2, 3)
 
 
 def _agree(of_columns: Tensor, patches: Tensor, m: Tensor) -> Tensor:

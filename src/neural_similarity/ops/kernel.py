@@ -188,7 +188,7 @@ def convolve_by_image(given: Operands, bias: Tensor | None) -> Tensor:
     if exported and not (single and groups == max(window.dilation) == 1):
         y = reference.convolve_by_image(x, kernels, window, groups)
         return y if bias is None else y + bias.view(-1, *[1] * dims)
-    if n > 1 and not exported and given.has_channels_last():
+    if n > 1 and not exported and given.memory_format() != torch.contiguous_format:
         parts = zip(x.split(1), kernels.unbind(), strict=True)
         y = torch.cat([convolve(image, kernel, bias, *geometry, groups) for image, kernel in parts])
     else:

@@ -34,17 +34,12 @@ class Operands(NamedTuple):
     def empty_output(self, output: tuple[int, ...] = ()) -> Tensor:
         """Uninitialised y (n, o, *out), in the memory format of torch's convolution."""
         x, shape = self.x, (self.x.shape[0], self.weight.shape[0], *(output or self.output_size))
-        return torch.empty(
-            shape, dtype=x.dtype, device=x.device, memory_format=self._memory_format()
-        )
-
-    def like_convolution(self, y: Tensor) -> Tensor:
-        """y (n, *out, o) as (n, o, *out), in the memory format of torch's convolution."""
-        return self.in_format(y.movedim(-1, 1))
+        layout = self.memory_format()
+        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
 
     def in_format(self, y: Tensor) -> Tensor:
         """y (n, o, *out) in the memory format of torch's convolution."""
-        return y.contiguous(memory_format=self._memory_format())
+        return y.contiguous(memory_format=self.memory_format())
 
     def empty_gradients(self, needs: Sequence[bool]) -> Gradients:
         """Uninitialised gradients; an empty tensor for each that `needs` leaves out."""
@@ -54,19 +49,12 @@ class Operands(NamedTuple):
         ]
         return x, weight, m
 
-    def has_channels_last(self) -> bool:
-        """Whether torch's convolution gives y channels-last."""
-        return self._memory_format() != torch.contiguous_format
-
-    def _memory_format(self) -> torch.memory_format:
-        """Channels-last where the input or the kernel is."""
+    def memory_format(self) -> torch.memory_format:
+        """That of torch's convolution: channels-last where the input or the kernel is."""
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         last = formats.get(self.x.dim(), torch.contiguous_format)
-        return (
-            last
-            if _is_channels_last(self.x, last) or _is_channels_last(self.weight, last)
-            else torch.contiguous_format
-        )
+        either = _is_channels_last(self.x, last) or _is_channels_last(self.weight, last)
+        return last if either else torch.contiguous_format
 
 
 class LayerFrame(NamedTuple):

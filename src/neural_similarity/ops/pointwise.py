@@ -24,14 +24,9 @@ def takes_maps(x: Tensor) -> bool:
     """Whether autograd's functions here take the maps x (n, c, *size)."""
     if not 3 <= x.dim() <= 5 or not runs_eagerly(x):
         return False
-    if x.is_cpu:
-        return not _is_watched()
+    if x.is_cpu:  # A mode, such as a counter of FLOPs, is to see torch's operations.
+        return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() == 0
     return x.is_cuda and triton.declines_triton(x, 1) is None
-
-
-def _is_watched() -> bool:
-    """Whether a mode, such as a counter of FLOPs, is to see torch's operations."""
-    return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
 
 
 def implementation(x: Tensor) -> Any:

@@ -98,10 +98,11 @@ def global_attention(
     """
     check_normalize(normalize)
     _check_attention(query, key, value)
+    positions, d, v = prod(query.shape[2:]), query.shape[1], value.shape[1]
     if normalize == "softmax" and fused:
         q, k, v = (t.flatten(2).mT.unsqueeze(1).contiguous() for t in (query, key, value))
         y = F.scaled_dot_product_attention(q, k, v, scale=1.0).squeeze(1).mT
-    elif normalize == "none" and _matrix_costs_more(query, value):
+    elif normalize == "none" and 2 * d * v < positions * (d + v):
         moments = value.flatten(2) @ key.flatten(2).mT
         y = moments @ query.flatten(2)
     else:
@@ -125,12 +126,6 @@ def check_normalize(normalize: str) -> None:
     """Raise a `ValueError` unless the value is one of `AttentionNormalize`."""
     if normalize not in get_args(AttentionNormalize):
         raise ValueError(f'`normalize` must be "softmax" or "none", got {normalize!r}')
-
-
-def _matrix_costs_more(query: Tensor, value: Tensor) -> bool:
-    """Whether (G1 G2ᵀ) x takes more multiplications than G1 (G2ᵀ x)."""
-    positions, d, v = prod(query.shape[2:]), query.shape[1], value.shape[1]
-    return 2 * d * v < positions * (d + v)
 
 
 def check_global_blocks(blocks: Blocks | None, channels: int) -> None:

@@ -48,8 +48,8 @@ class NslLayer(nn.Module, BaseTunerLayer):
         """Add an adapter, or replace it."""
         base = self.get_base_layer()
         similarity = build_for(base, config.spec)
-        if not config.init_weights:
-            _add_noise(similarity)
+        for parameter in () if config.init_weights else similarity.parameters():
+            parameter.data.add_(torch.randn_like(parameter), alpha=_RANDOM_START)
         self.nsl_similarity[adapter_name] = similarity.train(self.training)
         if self.name in config.trained:
             self.nsl_layer[adapter_name] = copied = deepcopy(base)
@@ -231,9 +231,3 @@ def is_linear(similarity: nn.Module) -> bool:
         a, b = torch.randn(2, len(start), dtype=start.dtype, generator=generator)
         m = structure(torch.stack([start, start + a, start + b, start + 2 * a - 3 * b]))
     return torch.allclose(m[3] - m[0], 2 * (m[1] - m[0]) - 3 * (m[2] - m[0]))
-
-
-@torch.no_grad()
-def _add_noise(similarity: nn.Module) -> None:
-    for parameter in similarity.parameters():
-        parameter.add_(torch.randn_like(parameter), alpha=_RANDOM_START)

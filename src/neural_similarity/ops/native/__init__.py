@@ -48,7 +48,7 @@ class Compiled:
         y = x.new_empty(x.shape[0], *output, weight.shape[0])
         for group in self._group_operands(given, maps, matrices, kernel, y):
             group.call_native("forward", maps, matrices, kernel, y, None)
-        return given.like_convolution(y)
+        return given.in_format(y.movedim(-1, 1))
 
     def backward(self, grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
         x, weight, m, *_ = given

@@ -53,6 +53,11 @@ Constants = dict[str, Any]
 class LaunchPlan(NamedTuple):
     """A convolution as the kernels take it."""
 
+    x: places.ImageLayout
+    weight: places.Filters
+    m: places.Similarities
+    y: places.ImageLayout
+    """y, or its gradient."""
     sizes: places.LaunchSizes
     channels: places.Channels
     frame: places.Frame
@@ -73,7 +78,7 @@ class LaunchPlan(NamedTuple):
         }
 
     def group_tiles(self, inputs: int, outputs: int) -> Constants:
-        """`tiles`, and how many of them a group's outputs are."""
+        """`tile_constants`, and how many tiles a group's outputs are."""
         constants = self.tile_constants(inputs, outputs)
         return constants | {"TILES": triton.cdiv(self.channels.outputs, constants["OUTPUTS"])}
 
@@ -86,34 +91,35 @@ def plan_launch(given: Operands, y: Tensor) -> LaunchPlan:
     """The plan for M (n, b, K, *out) or (n, b, K, K, *out), and y or its gradient."""
     x, weight, m, window, groups = given
     (height, width), out = pair_sizes(1, x.shape[2:]), pair_sizes(1, given.output_size)
-    group, block = x.shape[1] // groups, x.shape[1] // m.shape[1]
-    outputs = weight.shape[0] // groups
-    frame = frame_window(window, x, weight, m, y)
+    group, block, full = x.shape[1] // groups, x.shape[1] // m.shape[1], m.dim() > x.dim() + 1
+    frame, filters = frame_window(window, x, weight, m, y), channels_last(weight.flatten(2))
     allowed = torch.backends.cudnn.conv.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
     tf32 = x.dtype == torch.float32 and allowed == "tf32"
     return LaunchPlan(
+        kernel_images(x),
+        places.Filters(filters, *filters.stride()),
+        _kernel_similarities(m[None], full),
+        kernel_images(y),
         places.LaunchSizes(x.shape[0], height, width, *out),
-        places.Channels(group, outputs, block, gcd(group, block)),
+        places.Channels(group, weight.shape[0] // groups, block, gcd(group, block)),
         frame,
         {"FRAME": frame, "DTYPE": _TYPES[x.dtype], "PRECISION": "tf32" if tf32 else "ieee"},
-        m.dim() > x.dim() + 1,
+        full,
     )
 
 
 def forward(given: Operands) -> Tensor:
-    x, weight, m, _, groups = last = given._replace(x=channels_last(given.x))
+    x, weight, *_, groups = last = given._replace(x=channels_last(given.x))
     y = x.new_empty(len(x), *given.output_size, len(weight)).movedim(-1, 1)
-    task = plan_launch(last, y)
-    constants = task.tile_constants(32 if task.full else 64, 128 if task.full else 64) | {
-        "FULL": task.full
-    }
-    blocks = groups * triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
-    matrices = _kernel_similarities(m[None], task.full)
-    arguments = kernel_images(x), _kernel_filters(weight), matrices, kernel_images(y)
+    plan = plan_launch(last, y)
+    constants = plan.tile_constants(32, 128) if plan.full else plan.tile_constants(64, 64)
+    grid = (
+        _row_tiles(plan.output_positions),
+        groups * triton.cdiv(plan.channels.outputs, constants["OUTPUTS"]),
+    )
+    operands = plan.x, plan.weight, plan.m, plan.y
     if y.numel():
-        _launch_kernel(
-            kernels.forward, task, arguments, constants, (_row_tiles(task.output_positions), blocks)
-        )
+        _launch_kernel(kernels.forward, plan, operands, constants | {"FULL": plan.full}, grid)
     return given.in_format(y)
 
 
@@ -121,7 +127,7 @@ def backward(grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
     last = given._replace(x=channels_last(given.x))
     gradients = grad_x, grad_weight, grad_m = last.empty_gradients(needs)
     if grad.numel():
-        _write_gradients(channels_last(grad), last, gradients, needs)
+        _write_gradients(plan_launch(last, channels_last(grad)), last, gradients, needs)
     else:
         for gradient in gradients:
             gradient.zero_()
@@ -131,108 +137,87 @@ def backward(grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
 
 
 def _write_gradients(
-    grad: Tensor, given: Operands, gradients: Gradients, needs: Sequence[bool]
+    plan: LaunchPlan, given: Operands, gradients: Gradients, needs: Sequence[bool]
 ) -> None:
     (grad_x, grad_weight, grad_m), (needs_x, needs_weight, needs_m) = gradients, needs
-    task = plan_launch(given, grad)
     if needs_weight:
-        _weight_gradient(task, grad, given, grad_weight)
-    if not task.full and (needs_x or needs_m):
-        _diagonal_gradients(task, grad, given, gradients, needs)
-    if task.full and needs_x:
-        _full_data_gradient(task, grad, given, grad_x)
-    if task.full and needs_m:
-        _full_similarity_gradient(task, grad, given, grad_m)
+        _weight_gradient(plan, given, grad_weight)
+    if not plan.full and (needs_x or needs_m):
+        _diagonal_gradients(plan, given, gradients, needs)
+    if plan.full and needs_x:
+        _full_data_gradient(plan, given, grad_x)
+    if plan.full and needs_m:
+        _full_similarity_gradient(plan, given, grad_m)
 
 
-def _weight_gradient(task: LaunchPlan, grad: Tensor, given: Operands, result: Tensor) -> None:
-    x, weight, m, *_ = given
+def _weight_gradient(plan: LaunchPlan, given: Operands, result: Tensor) -> None:
+    x, weight, *_ = given
     taps = prod(weight.shape[2:])
-    constants = task.tile_constants(32 if task.full else 64, 64)
-    together = _taps_together(task, constants["OUTPUTS"])
-    constants |= {"FULL": task.full, "TOGETHER": together}
-    programs = taps // together * task.piece_count(x.shape[1], constants)
-    tiles = triton.cdiv(task.channels.outputs, constants["OUTPUTS"])
-    shares = min(PROGRAMS // (programs * tiles), task.output_positions // LEAST_SPAN)
-    rows = max(config["ROWS"] for config in CONFIGS[x.element_size(), task.full])
-    span = triton.cdiv(triton.cdiv(task.output_positions, max(1, shares)), rows) * rows
-    shares = triton.cdiv(task.output_positions, span)
+    constants = plan.tile_constants(32 if plan.full else 64, 64)
+    together = _taps_together(plan, constants["OUTPUTS"])
+    constants |= {"FULL": plan.full, "TOGETHER": together}
+    programs = taps // together * plan.piece_count(x.shape[1], constants)
+    tiles = triton.cdiv(plan.channels.outputs, constants["OUTPUTS"])
+    shares = min(PROGRAMS // (programs * tiles), plan.output_positions // LEAST_SPAN)
+    rows = max(config["ROWS"] for config in CONFIGS[x.element_size(), plan.full])
+    span = triton.cdiv(triton.cdiv(plan.output_positions, max(1, shares)), rows) * rows
+    shares = triton.cdiv(plan.output_positions, span)
     parts = weight.new_empty(shares, taps, *weight.shape[:2], dtype=torch.float32)
-    arguments = (
-        *(kernel_images(grad), kernel_images(x), _kernel_similarities(m[None], task.full)),
-        places.PartLayout(parts, *parts.stride()),
-    )
-    grid = (programs, tiles, shares)
-    _launch_kernel(kernels.weight_gradient, task, (*arguments, span), constants, grid)
+    arguments = plan.y, plan.x, plan.m, places.PartLayout(parts, *parts.stride()), span
+    _launch_kernel(kernels.weight_gradient, plan, arguments, constants, (programs, tiles, shares))
     result.copy_(parts.sum(0).movedim(0, -1).reshape(weight.shape))
 
 
-def _taps_together(task: LaunchPlan, outputs: int) -> int:
+def _taps_together(plan: LaunchPlan, outputs: int) -> int:
     """The number of taps that one program takes: they share its loads, and have a sum each.
 
     With a full M and less than a warp group's outputs, ptxas gives three sums only 32 registers and
     spills 15 kB per thread.
     """
-    row = task.frame.kw
-    narrow = task.full and outputs < WARP_GROUP
+    row = plan.frame.kw
+    narrow = plan.full and outputs < WARP_GROUP
     return 1 if narrow or row > MOST_TOGETHER else row
 
 
 def _diagonal_gradients(
-    task: LaunchPlan, grad: Tensor, given: Operands, gradients: Gradients, needs: Sequence[bool]
+    plan: LaunchPlan, given: Operands, gradients: Gradients, needs: Sequence[bool]
 ) -> None:
-    x, weight, m, *_ = given
-    (grad_x, _, grad_m), (needs_x, _, needs_m) = gradients, needs
-    constants = task.group_tiles(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
-    parts = _partial_sums(task, grad_m, constants) if needs_m else m[None]
+    x, (grad_x, _, grad_m), (needs_x, _, needs_m) = given.x, gradients, needs
+    constants = plan.group_tiles(64, 64) | {"NEEDS_X": needs_x, "NEEDS_M": needs_m}
+    parts = _partial_sums(plan, grad_m, constants) if needs_m else given.m[None]
     if needs_m:
         parts.zero_()  # no pixel computes the taps in the border
-    arguments = (
-        *(
-            kernel_images(grad),
-            kernel_images(x),
-            _kernel_filters(weight),
-            _kernel_similarities(m[None], task.full),
-        ),
-        *(kernel_images(grad_x if needs_x else x), _kernel_similarities(parts, task.full)),
-    )
-    frame, sizes = task.frame, task.sizes
+    results = kernel_images(grad_x if needs_x else x), _kernel_similarities(parts, plan.full)
+    frame, sizes = plan.frame, plan.sizes
     rows, columns = triton.cdiv(sizes.height, frame.sh), triton.cdiv(sizes.width, frame.sw)
     tiles = _row_tiles(sizes.images * rows * columns)
-    grid = (tiles, task.piece_count(x.shape[1], constants), frame.sh * frame.sw)
-    _launch_kernel(kernels.diagonal_gradients, task, arguments, constants, grid)
+    grid = (tiles, plan.piece_count(x.shape[1], constants), frame.sh * frame.sw)
+    operands = plan.y, plan.x, plan.weight, plan.m
+    _launch_kernel(kernels.diagonal_gradients, plan, (*operands, *results), constants, grid)
     if needs_m:
         _add_parts(parts, grad_m)
 
 
-def _full_data_gradient(task: LaunchPlan, grad: Tensor, given: Operands, grad_x: Tensor) -> None:
-    x, weight, m, *_ = given
-    constants = task.tile_constants(64, 32)
-    tiles = _row_tiles(task.sizes.images * task.sizes.height * task.sizes.width)
-    grid = (tiles, task.piece_count(x.shape[1], constants))
-    arguments = (
-        *(kernel_images(grad), _kernel_filters(weight), _kernel_similarities(m[None], task.full)),
-        kernel_images(grad_x),
-    )
-    _launch_kernel(kernels.full_data_gradient, task, arguments, constants, grid)
+def _full_data_gradient(plan: LaunchPlan, given: Operands, grad_x: Tensor) -> None:
+    constants = plan.tile_constants(64, 32)
+    tiles = _row_tiles(plan.sizes.images * plan.sizes.height * plan.sizes.width)
+    grid = (tiles, plan.piece_count(given.x.shape[1], constants))
+    arguments = plan.y, plan.weight, plan.m, kernel_images(grad_x)
+    _launch_kernel(kernels.full_data_gradient, plan, arguments, constants, grid)
 
 
-def _full_similarity_gradient(
-    task: LaunchPlan, grad: Tensor, given: Operands, grad_m: Tensor
-) -> None:
-    x, weight, *_ = given
-    constants = task.group_tiles(32, 64)
-    parts = _partial_sums(task, grad_m, constants)
-    grid = (_row_tiles(task.output_positions), task.piece_count(x.shape[1], constants))
-    matrices = _kernel_similarities(parts, task.full)
-    arguments = kernel_images(grad), kernel_images(x), _kernel_filters(weight), matrices
-    _launch_kernel(kernels.full_similarity_gradient, task, arguments, constants, grid)
+def _full_similarity_gradient(plan: LaunchPlan, given: Operands, grad_m: Tensor) -> None:
+    constants = plan.group_tiles(32, 64)
+    parts = _partial_sums(plan, grad_m, constants)
+    grid = (_row_tiles(plan.output_positions), plan.piece_count(given.x.shape[1], constants))
+    arguments = plan.y, plan.x, plan.weight, _kernel_similarities(parts, plan.full)
+    _launch_kernel(kernels.full_similarity_gradient, plan, arguments, constants, grid)
     _add_parts(parts, grad_m)
 
 
-def _partial_sums(task: LaunchPlan, gradient: Tensor, constants: Constants) -> Tensor:
+def _partial_sums(plan: LaunchPlan, gradient: Tensor, constants: Constants) -> Tensor:
     """Memory (parts, *gradient) for the terms that a block's pieces add to its M's gradient."""
-    count = task.piece_count(task.channels.block, constants)
+    count = plan.piece_count(plan.channels.block, constants)
     if count == 1:
         return gradient[None]
     return gradient.new_empty(count, *gradient.shape, dtype=torch.float32)
@@ -245,7 +230,7 @@ def _add_parts(parts: Tensor, gradient: Tensor) -> None:
 
 def _launch_kernel(
     kernel: Any,
-    task: LaunchPlan,
+    plan: LaunchPlan,
     arguments: Sequence[Any],
     constants: Constants,
     grid: Sequence[Any],
@@ -253,9 +238,9 @@ def _launch_kernel(
     """Run a kernel on a grid whose first size may depend on the rows of a tile."""
     (size, *rest), first = grid, arguments[0].at
     first_size = size if callable(size) else lambda _: size
-    kind = first.element_size(), task.full
-    key = (kernel, kind, tuple(constants), task.output_positions.bit_length())
-    choice = (*key, task.channels, tuple(constants.values()))
+    kind = first.element_size(), plan.full
+    key = (kernel, kind, tuple(constants), plan.output_positions.bit_length())
+    choice = (*key, plan.channels, tuple(constants.values()))
     config = _CHOSEN.get(choice)
     if is_interpreted() or torch.are_deterministic_algorithms_enabled():
         config = CONFIGS[kind][0]
@@ -265,7 +250,7 @@ def _launch_kernel(
     place = torch.cuda.device_of(first) if first.is_cuda else nullcontext()
     with place, nullcontext() if config else _TUNING:
         run[lambda chosen: (first_size(chosen), *rest)](
-            *arguments, task.sizes, task.channels, **constants, **(config or {}),
+            *arguments, plan.sizes, plan.channels, **constants, **(config or {}),
             enable_fp_fusion=True,  # Triton 3.9 warns unless it is asked for or refused
         )  # fmt: skip
         if not config:
@@ -331,11 +316,6 @@ def kernel_images(maps: Tensor) -> places.ImageLayout:
     """Maps (n, c, h, w) or (n, c, w) as kernels take them."""
     maps = maps.unsqueeze(2) if maps.dim() == 3 else maps
     return places.ImageLayout(maps, *maps.stride())
-
-
-def _kernel_filters(weight: Tensor) -> places.Filters:
-    weight = channels_last(weight.flatten(2))
-    return places.Filters(weight, *weight.stride())
 
 
 def _kernel_similarities(m: Tensor, full: bool) -> places.Similarities:

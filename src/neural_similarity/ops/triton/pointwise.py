@@ -31,26 +31,9 @@ def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tenso
     energies = x.new_empty(n, 1, *size, dtype=torch.float32)
     factors = x.new_empty(n, 1, *window.output_size(size), dtype=torch.float32)
     frame, sizes = frame_window(window, x, factors), _map_sizes(x, factors)
-    _run_kernel(
-        kernels.energy,
-        x,
-        kernel_images(x),
-        kernel_images(energies),
-        sizes,
-        x.shape[1],
-        frame,
-        **_tile_width(x),
-    )
-    _run_kernel(
-        kernels.reciprocal,
-        factors,
-        kernel_images(energies),
-        kernel_images(factors),
-        sizes,
-        eps,
-        factor,
-        frame,
-    )
+    maps, inner, outer = kernel_images(x), kernel_images(energies), kernel_images(factors)
+    _run_kernel(kernels.energy, x, maps, inner, sizes, x.shape[1], frame, **_tile_width(x))
+    _run_kernel(kernels.reciprocal, factors, inner, outer, sizes, eps, factor, frame)
     return factors
 
 
