@@ -214,17 +214,12 @@ def _similarity(
             kind = expected[inner].dtype
             tensor = loaded.cast(key, tensor, dtype if kind.is_floating_point else kind)
         tensors[inner] = loaded.parameter(tensor) if inner in learned else tensor
-    _check_shapes(prefix, tensors, expected)
+    for key in sorted(tensors.keys() | expected.keys()):
+        need, have = (tuple(s[key].shape) if key in s else None for s in (expected, tensors))
+        if need != have:
+            raise ValueError(f"{prefix}{key} must have the shape {need}, got {have}")
     similarity.load_state_dict(tensors, assign=True)
     return similarity
-
-
-def _check_shapes(prefix: str, have: Mapping[str, Tensor], need: Mapping[str, Tensor]) -> None:
-    """Check that the tensors of a similarity are all there, and no others."""
-    for key in sorted(have.keys() | need.keys()):
-        shapes = [tuple(part[key].shape) if key in part else None for part in (need, have)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"{prefix}{key} must have the shape {shapes[0]}, got {shapes[1]}")
 
 
 class _Loaded:

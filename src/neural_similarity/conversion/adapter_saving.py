@@ -32,7 +32,7 @@ from neural_similarity.conversion.where import (
     unwrap_model,
 )
 from neural_similarity.files import remove_file
-from neural_similarity.nn import Similarity, SimilarityLayer, format_similarity
+from neural_similarity.nn import SimilarityLayer, format_similarity
 from neural_similarity.nn.layer import has_similarity
 from neural_similarity.nn.modes import check_module, first_parameter
 
@@ -81,21 +81,23 @@ def save_adapter(model: nn.Module, path: File, extra: Parts = ()) -> Path:
     if not similarities_of(model) and not extra:
         raise ValueError("`model` must have similarities to save, got a network without any")
     extras = select_tensors(model, extra, "extra")
-    tensors = {**learned_state(model), **_trained_state(model), **extras}
-    _check_rest(model, tensors)
+    # Outside similarities, what `freeze_backbone` left trainable or an adapter brought.
+    owners, state = _owners(model), plain_state(model)
+    trained = {key: t for key, t in state.items() if key in owners and is_trained(*owners[key])}
+    tensors = {**learned_state(model), **trained, **extras}
+    _check_rest(owners, without_keys(state, tensors))
     return write_adapter(model, path, tensors)
 
 
 def write_adapter(model: nn.Module, path: File, tensors: Mapping[str, Tensor]) -> Path:
     """Write these tensors of a network, the texts of its similarities, and digests of all else."""
-    layers = {n: m for n, m in plain_modules(model).items() if has_similarity(m)}
-    texts = {
-        name: _similarity_text(name, cast(SimilarityLayer, layer)) for name, layer in layers.items()
-    }
+    modules = plain_modules(model).items()
+    layers = {n: cast(SimilarityLayer, m) for n, m in modules if has_similarity(m)}
+    texts = {name: _similarity_text(name, layer) for name, layer in layers.items()}
     for key, tensor in tensors.items():
         check_finite(key, tensor)
     for name, layer in layers.items():
-        _check_types(name, cast(SimilarityLayer, layer))
+        _check_types(name, layer)
     state = plain_state(model)
     tensors = {key: tensor for key, tensor in state.items() if key in tensors}
     size = write_adapter_file(
@@ -117,16 +119,8 @@ def learned_state(model: nn.Module) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in plain_state(model).items() if key.startswith(prefixes)}
 
 
-def _trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors outside similarities that `freeze_backbone` left trainable or an adapter brought."""
-    owners = _owners(model)
-    state = plain_state(model)
-    return {key: t for key, t in state.items() if key in owners and is_trained(*owners[key])}
-
-
-def _check_rest(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+def _check_rest(owners: Mapping[str, tuple[nn.Module, str]], rest: Mapping[str, Tensor]) -> None:
     """Raise a `ValueError` where something that is not kept has changed since it was seen."""
-    owners, rest = _owners(model), without_keys(plain_state(model), saved)
     moved = [
         key
         for key in rest
@@ -165,7 +159,10 @@ def _check_types(name: str, layer: SimilarityLayer) -> None:
 def _similarity_text(name: str, layer: SimilarityLayer) -> str:
     """The complete text of a layer's similarity; one built from it has the same state."""
     try:
-        text = format_similarity(_similarity_spec(layer), complete=True)
+        part = next(iter(layer.similarities().values()))
+        if (spec := getattr(part, "spec", None)) is None:
+            raise ValueError(f"`similarity` must come from a spec to be stored, got {part}")
+        text = format_similarity(spec, complete=True)
         keys = [
             list(part.state_dict())
             for part in (build_on_meta(layer, text), layer.similarity)
@@ -179,14 +176,6 @@ def _similarity_text(name: str, layer: SimilarityLayer) -> str:
     except ValueError as error:
         raise ValueError(f"layer {name!r}: {error}") from error
     return text
-
-
-def _similarity_spec(layer: SimilarityLayer) -> Similarity:
-    part = next(iter(layer.similarities().values()))
-    spec = getattr(part, "spec", None)
-    if spec is None:
-        raise ValueError(f"`similarity` must come from a spec to be stored, got {part}")
-    return spec
 
 
 def save_both(model: nn.Module) -> None:

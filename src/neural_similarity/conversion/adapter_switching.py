@@ -139,19 +139,16 @@ class Adapters(PrintedTable):
     def add(self, name: str, file: File) -> Self:
         """Read one more adapter. Raises as `load_adapter`."""
         with self._lock:
-            return self._add(name, file)
-
-    def _add(self, name: str, file: File) -> Self:
-        active, merged, before = self.active, self.merged, dict(self._adapters)
-        self.use(None)
-        try:
-            self._adapters[name] = adapter_of(self.backbone, Path(file))
-            self._states = self._states or take_states(self.backbone, ())
-            self.use(active, merged)
-        except BaseException:
-            self._adapters = before
-            self.use(active, merged)
-            raise
+            active, merged, before = self.active, self.merged, dict(self._adapters)
+            self.use(None)
+            try:
+                self._adapters[name] = adapter_of(self.backbone, Path(file))
+                self._states = self._states or take_states(self.backbone, ())
+                self.use(active, merged)
+            except BaseException:
+                self._adapters = before
+                self.use(active, merged)
+                raise
         return self
 
     def use(self, name: str | None, merged: bool = False) -> Self:

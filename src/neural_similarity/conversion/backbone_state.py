@@ -153,8 +153,12 @@ def _digests_of(module: nn.Module, seen: dict[int, Digest]) -> dict[str, Digest]
 
 
 def _digest_of(tensor: Tensor) -> Digest:
-    digest = tensor_digest(tensor)
-    return None if digest is None else (tensor.dtype, digest)
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.is_meta or tensor.is_quantized:
+        return None
+    digest = hashlib.sha256()
+    _hash(digest, tensor)
+    return tensor.dtype, digest.digest()
 
 
 def modules_outside(model: nn.Module, similarities: Collection[nn.Module]) -> Iterator[nn.Module]:
@@ -211,16 +215,6 @@ def _digest_tensors(tensors: Iterable[Tensor]) -> str:
             raise ValueError("the network must hold its weights, got some on the meta device")
         _hash(digest, tensor)
     return digest.hexdigest()
-
-
-def tensor_digest(tensor: Tensor) -> bytes | None:
-    """SHA-256 of the bytes of a tensor, None if this process does not hold them."""
-    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-    if not plain or tensor.is_meta or tensor.is_quantized:
-        return None
-    digest = hashlib.sha256()
-    _hash(digest, tensor)
-    return digest.digest()
 
 
 def _hash(digest: "hashlib._Hash", tensor: Tensor) -> None:

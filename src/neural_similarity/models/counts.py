@@ -48,16 +48,11 @@ def macs(model: nn.Module, *size: int | Sequence[int]) -> int:
     sizes = [n for part in size for n in (part if isinstance(part, Sequence) else [part])]
     for number in sizes:
         require_count("size", number)
-    model = _without_norms(deepcopy(model).to("meta").eval().requires_grad_(False))
+    model = deepcopy(model).to("meta").eval().requires_grad_(False)
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if name and isinstance(module, _BatchNorm):  # of which torch is slowest to infer shapes
+            model.set_submodule(name, nn.Identity())
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     with preserving_state(model), FlopCounterMode(display=False) as counter:
         model(torch.empty(1, *sizes, dtype=dtype, device="meta"))
     return counter.get_total_flops() // 2
-
-
-def _without_norms(model: nn.Module) -> nn.Module:
-    """`model` without batch normalisation, whose shapes torch is slowest to infer."""
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if name and isinstance(module, _BatchNorm):
-            model.set_submodule(name, nn.Identity())
-    return model

@@ -1,6 +1,7 @@
 """ResNet-18, -34 and -50 (He et al., https://arxiv.org/abs/1512.03385), torchvision's layers."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -90,24 +91,28 @@ def _build_resnet(
     return build_sequential(layers, similarity)
 
 
+def _shortcut_layer(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """x as it is, or through a 1×1 convolution where its shape changes."""
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+    )
+
+
 class BasicBlock(nn.Module):
     """ReLU(S(x) + F(x)), F two 3×3 convolutions and S a shortcut."""
 
     expansion = 1
+    shortcut: ClassVar[Callable[[int, int, int], nn.Module]] = staticmethod(_shortcut_layer)
 
-    def __init__(
-        self,
-        in_channels: int,
-        channels: int,
-        stride: int,
-        shortcut: Callable[[int, int, int], nn.Module] | None = None,
-    ):
+    def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
         self.conv1 = Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = (shortcut or _shortcut_layer)(in_channels, channels, stride)
+        self.downsample = self.shortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -134,12 +139,3 @@ class _Bottleneck(nn.Module):
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = F.relu(self.bn2(self.conv2(y)), inplace=True)
         return F.relu(self.bn3(self.conv3(y)) + self.downsample(x), inplace=True)
-
-
-def _shortcut_layer(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """x as it is, or through a 1×1 convolution where its shape changes."""
-    if stride == 1 and in_channels == out_channels:
-        return nn.Identity()
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
-    )

@@ -1,7 +1,5 @@
 """ResNet-20 and -56 for CIFAR (He et al., https://arxiv.org/abs/1512.03385, §4.2)."""
 
-from functools import partial
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -56,13 +54,12 @@ def resnet56(
 
 def _network_layers(num_classes: int, in_channels: int, width: float, depth: int) -> Layers:
     channels = scale_channels(_CHANNELS, width)
-    block = partial(BasicBlock, shortcut=_PaddedShortcut)
     layers: Layers = {
         "conv1": Conv2d(in_channels, channels[0], 3, padding=1, bias=False),
         "bn1": nn.BatchNorm2d(channels[0]),
         "relu": nn.ReLU(inplace=True),
     }
-    layers |= residual_stages(block, channels[0], channels, (depth,) * len(channels))
+    layers |= residual_stages(_Block, channels[0], channels, (depth,) * len(channels))
     return layers | average_head("linear", channels[-1], num_classes)
 
 
@@ -78,3 +75,7 @@ class _PaddedShortcut(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         strided = x[..., :: self.stride, :: self.stride]
         return F.pad(strided, (0, 0, 0, 0, *self.new_channels))
+
+
+class _Block(BasicBlock):
+    shortcut = _PaddedShortcut

@@ -5,7 +5,6 @@ from functools import partial
 from torch import nn
 
 from neural_similarity.models.building import (
-    Layers,
     NamedSequential,
     build_sequential,
     check_no_similarity,
@@ -59,14 +58,9 @@ def spherenet9(
     channels, depths, hidden, attended = (ATTENTIVE if self_attention else WIDE).times_width(width)
     whole = convolution(channels[-1], hidden, -(-image_size // SHRINK), bias=False)
     layers = pad_layer(image_size, SHRINK) | conv_stages(in_channels, channels, depths, convolution)
-    layers |= _head_layers(whole, num_classes, variant)
-    return build_sequential(layers, None, channels[:attended], convolution)
-
-
-def _head_layers(whole: nn.Conv2d, num_classes: int, variant: Variant) -> Layers:
-    released = variant == "released"
-    return {
-        "fc": whole if released else conv_block(whole),
+    layers |= {
+        "fc": whole if variant == "released" else conv_block(whole),
         "flatten": nn.Flatten(),
-        "classifier": nn.Linear(whole.out_channels, num_classes, bias=not released),
+        "classifier": nn.Linear(hidden, num_classes, bias=variant != "released"),
     }
+    return build_sequential(layers, None, channels[:attended], convolution)

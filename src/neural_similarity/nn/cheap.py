@@ -101,7 +101,6 @@ class LightModule(nn.Module):
     def __init__(self, spec: Light, geometry: Geometry, scalars: int):
         super().__init__()
         self.spec = spec
-        self.bound: Bound | None = spec.bound
         self.geometry = geometry
         conv, window = CONV_LAYERS[len(geometry.kernel_size)], geometry.window
         hidden = self.hidden_channels(spec, geometry)
@@ -127,7 +126,7 @@ class LightModule(nn.Module):
             normalize="input", factor=last.weight[0].numel() ** 0.5,
         )  # fmt: skip
         bias = last.bias.to(raw.dtype).view(-1, *[1] * (x.dim() - 2))
-        return bound_prediction(self.bound, raw + bias)
+        return bound_prediction(self.spec.bound, raw + bias)
 
 
 class PooledModule(nn.Module):
@@ -136,7 +135,6 @@ class PooledModule(nn.Module):
     def __init__(self, spec: Pooled, geometry: Geometry, scalars: int):
         super().__init__()
         self.spec = spec
-        self.bound: Bound | None = spec.bound
         self.spatial = geometry.spatial
         inputs = max(2, geometry.in_channels) if geometry.spatial else geometry.taps
         self.first = nn.Linear(inputs, spec.hidden)
@@ -151,7 +149,8 @@ class PooledModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, c, *size) to (n, scalars, 1, ...)."""
         direction = unit_vectors(self._summary(x), 1) * self.first.in_features**0.5
-        raw = bound_prediction(self.bound, self.last(F.relu(self.first(direction.to(x.dtype)))))
+        raw = self.last(F.relu(self.first(direction.to(x.dtype))))
+        raw = bound_prediction(self.spec.bound, raw)
         return raw.view(*raw.shape, *[1] * (x.dim() - 2))
 
     def _summary(self, x: Tensor) -> Tensor:

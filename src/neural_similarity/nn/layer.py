@@ -95,7 +95,11 @@ class SimilarityLayer(nn.Module, Generic[Plain]):
         module = self.build_similarity(resolve_similarity(similarity))
         if module is not None:
             parameter = first_parameter(self)
-            _check_real(parameter, similarity)
+            if parameter.is_complex():
+                raise ValueError(
+                    "`similarity` must be None in a layer with complex weights, as similarities "
+                    f"are real, got {similarity!r} and {parameter.dtype}"
+                )
             if module is not similarity:
                 module.to(device=parameter.device, dtype=parameter.dtype).train(self.training)
         self.similarity = module
@@ -306,15 +310,6 @@ def check_exact(layer: SimilarityLayer) -> None:
         raise ValueError(
             f"a layer must be exactly an ns.{exact.__name__} to become a torch.nn."
             f"{layer.plain.__name__}, got a {kind.__name__}"
-        )
-
-
-def _check_real(parameter: nn.Parameter, similarity: Any) -> None:
-    """Raise a `ValueError` where M would have to be complex."""
-    if parameter.is_complex():
-        raise ValueError(
-            "`similarity` must be None in a layer with complex weights, as similarities are real, "
-            f"got {similarity!r} and {parameter.dtype}"
         )
 
 

@@ -1,13 +1,11 @@
 """What a module is and does: its mode, its hooks; running networks without a trace."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-
-Restore = Callable[[], None]
 
 
 @contextmanager
@@ -19,20 +17,36 @@ def preserving_state(*models: nn.Module) -> Iterator[None]:
     that writes its own is not undone.
     """
     modules = list(dict.fromkeys(part for model in models for part in model.modules()))
-    parameters = list(dict.fromkeys(p for model in models for p in model.parameters()))
+    modes = [(module, module.training) for module in modules]
+    # The buffers, as a module may replace them, and the values of those that hold any.
+    places = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False)]
+    values = {b: b.detach().clone() for _, _, b in places if not (is_lazy(b) or b.is_meta)}
+    held = {g for m in modules for g in vars(m).values() if isinstance(g, torch.Generator)}
+    states = [(generator, generator.get_state()) for generator in held]
+    parameters = dict.fromkeys(p for model in models for p in model.parameters())
+    gradients = [(p, p.requires_grad, p.grad) for p in parameters]
     gpus = {p.device.index for p in parameters if p.is_cuda}
     with torch.random.fork_rng(sorted(gpus)):
-        steps = (
-            _remember_modes(modules),
-            _remember_buffers(modules),
-            _remember_generators(modules),
-            _take_gradients(parameters),
-        )
+        for parameter in parameters:
+            parameter.grad = None  # so that nothing is added to it
         try:
             yield
         finally:
-            for restore in steps:
-                restore()
+            # By `train` where the mode differs: torchvision's extractors do more than set it.
+            for module, training in modes:
+                if module.training != training:
+                    module.train(training)
+            for module, name, buffer in places:
+                if getattr(module, name, None) is not buffer:
+                    setattr(module, name, buffer)
+            for buffer, value in values.items():
+                if not torch.equal(buffer, value):
+                    buffer.data.copy_(value)  # `data`: a graph that saved the buffer stays valid.
+            for generator, state in states:
+                generator.set_state(state)
+            for parameter, requires_grad, gradient in gradients:
+                parameter.requires_grad_(requires_grad)
+                parameter.grad = gradient
 
 
 @contextmanager
@@ -45,59 +59,6 @@ def evaluation_mode(*models: nn.Module) -> Iterator[None]:
         for model in models:
             model.eval()
         yield
-
-
-def _remember_modes(modules: Iterable[nn.Module]) -> Restore:
-    modes = [(module, module.training) for module in modules]
-
-    def restore() -> None:
-        # By `train` where the mode differs: torchvision's feature extractors do more than set it.
-        for module, training in modes:
-            if module.training != training:
-                module.train(training)
-
-    return restore
-
-
-def _remember_buffers(modules: Iterable[nn.Module]) -> Restore:
-    """The objects, as a module may replace them, and the values of those that hold any."""
-    places = [(m, name, b) for m in modules for name, b in m.named_buffers(recurse=False)]
-    values = {b: b.detach().clone() for _, _, b in places if not (is_lazy(b) or b.is_meta)}
-
-    def restore() -> None:
-        for module, name, buffer in places:
-            if getattr(module, name, None) is not buffer:
-                setattr(module, name, buffer)
-        for buffer, value in values.items():
-            if not torch.equal(buffer, value):
-                buffer.data.copy_(value)  # `data`: a graph that saved the buffer stays valid.
-
-    return restore
-
-
-def _remember_generators(modules: Iterable[nn.Module]) -> Restore:
-    generators = {g for m in modules for g in vars(m).values() if isinstance(g, torch.Generator)}
-    states = [(generator, generator.get_state()) for generator in generators]
-
-    def restore() -> None:
-        for generator, state in states:
-            generator.set_state(state)
-
-    return restore
-
-
-def _take_gradients(parameters: Iterable[nn.Parameter]) -> Restore:
-    """Take gradients off the parameters, so that nothing is added to them."""
-    taken = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
-    for parameter, _, _ in taken:
-        parameter.grad = None
-
-    def restore() -> None:
-        for parameter, requires_grad, gradient in taken:
-            parameter.requires_grad_(requires_grad)
-            parameter.grad = gradient
-
-    return restore
 
 
 def check_module(model: object, argument: str = "model") -> None:

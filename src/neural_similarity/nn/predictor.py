@@ -87,7 +87,9 @@ class TwoLayers(Spec, ABC):
         if not isinstance(size, int) or size not in (1, 3):
             raise ValueError(f"`last_kernel_size` must be 1 or 3, got {size!r}")
         require_positive("batch_norm_eps", self.batch_norm_eps)
-        if self.scales is not None and not _are_two_numbers(self.scales):
+        scales = (1.0, 1.0) if self.scales is None else self.scales
+        numbers = isinstance(scales, tuple) and all(isinstance(s, int | float) for s in scales)
+        if not numbers or len(scales) != 2 or not all(map(isfinite, scales)):
             raise ValueError(f"`scales` must be a tuple of two numbers, got {self.scales!r}")
 
     def __call__(self, geometry: Geometry, scalars: int) -> nn.Module:
@@ -330,11 +332,3 @@ def _interpolate_maps(raw: Tensor, size: tuple[int, ...], every: int) -> Tensor:
         share = share.to(raw.dtype).view(-1, *[1] * (raw.dim() - dim - 1))
         raw = torch.lerp(raw.index_select(dim, before), raw.index_select(dim, after), share)
     return raw
-
-
-def _are_two_numbers(values: object) -> bool:
-    return (
-        isinstance(values, tuple)
-        and len(values) == 2
-        and all(isinstance(value, int | float) and isfinite(value) for value in values)
-    )

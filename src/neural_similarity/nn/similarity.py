@@ -149,8 +149,13 @@ class StaticSimilarity(nn.Module):
         )
 
     def _initial_raw(self) -> Tensor:
-        raw = self.structure.initial()
-        return raw + _released_start(self.geometry) - 1 if self.spec.init == "released" else raw
+        raw, size = self.structure.initial(), self.geometry.kernel_size
+        if self.spec.init == "identity":
+            return raw
+        if len(size) != 2:
+            raise ValueError(f'`init` "released" needs a kernel of two dimensions, got {size}')
+        # The authors' code takes eye(3) for the identity of nine taps.
+        return raw + torch.eye(*size).flatten() - 1
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -188,15 +193,6 @@ class StaticSimilarity(nn.Module):
         return f"{self.spec!r}, {self.raw.numel()} scalars"
 
 
-def _released_start(geometry: Geometry) -> Tensor:
-    """The diagonal of M in the authors' code, which takes eye(3) for the identity of nine taps."""
-    if len(geometry.kernel_size) != 2:
-        raise ValueError(
-            f'`init` "released" needs a kernel of two dimensions, got {geometry.kernel_size}'
-        )
-    return torch.eye(*geometry.kernel_size).flatten()
-
-
 class DynamicSimilarity(nn.Module):
     """A predictor of M, and the convolution with that M."""
 
@@ -206,7 +202,11 @@ class DynamicSimilarity(nn.Module):
         self.geometry = geometry
         self.window = geometry.window
         self.structure = spec.structure.build(geometry)
-        self.predictor = _predictor_of(spec.predictor, geometry, self.structure.scalars)
+        make, scalars = spec.predictor, self.structure.scalars
+        module = make if isinstance(make, nn.Module) else make(geometry, scalars)
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"`predictor` must make an nn.Module, got {module!r} from {make!r}")
+        self.predictor = module
         gains = torch.zeros(self.structure.scalars)
         self.gain = nn.Parameter(gains) if spec.init == "identity" else None
         is_base = type(self) is DynamicSimilarity
@@ -318,14 +318,6 @@ def check_ready(similarity: object, layers: Collection[str]) -> None:
             f"`predictor` must make a module for each layer, got one module for {len(layers)}: "
             f"{', '.join(layers)}"
         )
-
-
-def _predictor_of(make: Predictor | nn.Module, geometry: Geometry, scalars: int) -> nn.Module:
-    """The predictor of a spec, built unless it is a module already."""
-    module = make if isinstance(make, nn.Module) else make(geometry, scalars)
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"`predictor` must make an nn.Module, got {module!r} from {make!r}")
-    return module
 
 
 @runtime_checkable

@@ -13,7 +13,8 @@ again. Derivatives of derivatives are those of the parts that the operator stand
 cost more than small layers themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,14 +184,10 @@ def same_window(kernel_size: tuple[int, ...]) -> Window:
     return Window(kernel_size, ones, tuple([size // 2 for size in kernel_size]), ones)
 
 
-def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
+def _call_with_frame(run: Callable[..., Sequence[Tensor]], *arguments: Any) -> tuple[Tensor, ...]:
+    """`run` with the tensors and the frame of the operator's arguments."""
     given = LayerTensors(*arguments[:8])
-    return _empty_results(given, _frame_of(given, *arguments[8:]))
-
-
-def _forward_body(*arguments: Any) -> tuple[Tensor, ...]:
-    given = LayerTensors(*arguments[:8])
-    return tuple(_run_forward(given, _frame_of(given, *arguments[8:])))
+    return tuple(run(given, _frame_of(given, *arguments[8:])))
 
 
 def _backward_body(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -219,8 +216,8 @@ _FRAME = (
 _forward_op = register_operator(
     "predicted_conv",
     f"({_PARTS}, {_FRAME}) -> (Tensor, Tensor, Tensor, Tensor)",
-    _forward_body,
-    _fake_forward,
+    partial(_call_with_frame, _run_forward),
+    partial(_call_with_frame, _empty_results),
 )
 _backward_op = register_operator(
     "predicted_conv_backward",

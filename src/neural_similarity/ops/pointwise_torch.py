@@ -1,7 +1,8 @@
 """The pointwise operations of a predictor by torch's own, for any device and type."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn import grad as convolution_gradients
@@ -15,16 +16,30 @@ _INPUTS: dict[int, Callable[..., Tensor]] = {
 }
 
 
+def patch_norms(x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: float) -> Tensor:
+    """`ns.functional.patch_norm` of arguments that are checked already.
+
+    `geometry` is stride, padding, dilation and groups.
+    """
+    dims, groups = len(kernel_size), geometry[-1]
+    energy, channels = promote_dtype(x).square(), -dims - 1
+    if groups > 1:
+        energy = energy.unflatten(channels, (groups, -1)).sum(channels)
+    else:
+        energy = energy.sum(channels, keepdim=True)
+    # Not by `new_ones`, which Core ML lacks.
+    box = torch.ones(groups, 1, *kernel_size, dtype=energy.dtype, device=energy.device)
+    with without_autocast(x):
+        energy = CONVOLUTIONS[dims](energy, box, None, *geometry)
+    if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
+        energy = energy.clamp_min(0)
+    return (energy + eps).sqrt()
+
+
 def patch_factors(x: Tensor, window: Window, eps: float, factor: float) -> Tensor:
     """`factor` over the norm of every patch, (n, 1, *out), in float32 at least."""
-    energy = promote_dtype(x).square().sum(1, keepdim=True)
-    box = energy.new_ones(1, 1, *window.kernel_size)
-    with without_autocast(x):
-        energy = CONVOLUTIONS[x.dim() - 2](energy, box, None, *window[1:])
-    if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
-        energy = energy.clamp_min_(0)
-    factors = energy.add_(eps).sqrt_().reciprocal_()
-    return factors if factor == 1 else factors.mul_(factor)
+    factors = patch_norms(x, window.kernel_size, (*window[1:], 1), eps).reciprocal()
+    return factors if factor == 1 else factors * factor
 
 
 def patch_factors_gradient(

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from neural_similarity.choices import require_known, require_positive
 from neural_similarity.ops.pointwise import patch_factors, scale_maps, takes_maps
+from neural_similarity.ops.pointwise_torch import patch_norms
 from neural_similarity.ops.window import (
     CONVOLUTIONS,
     autocast_dtype,
-    autocast_enabled,
     make_window,
     promote_dtype,
     require_tensors,
@@ -57,7 +57,7 @@ def patch_norm(
     """
     require_positive("eps", eps)
     _check_maps(x, len(kernel_size), groups)
-    return _patch_norm(x, kernel_size, (stride, padding, dilation, groups), eps)
+    return patch_norms(x, kernel_size, (stride, padding, dilation, groups), eps)
 
 
 def _check_maps(x: Tensor, dims: int, groups: int) -> None:
@@ -70,21 +70,6 @@ def _check_maps(x: Tensor, dims: int, groups: int) -> None:
         )
     if not isinstance(groups, int) or groups < 1 or x.shape[channels] % groups:
         raise ValueError(f"`groups` must divide the {x.shape[channels]} channels, got {groups}")
-
-
-def _patch_norm(x: Tensor, kernel_size: Sequence[int], geometry: tuple, eps: float) -> Tensor:
-    """`patch_norm` of arguments that are checked already."""
-    if autocast_enabled(x):
-        with without_autocast(x):
-            return _patch_norm(x, kernel_size, geometry, eps)
-    dims, groups = len(kernel_size), geometry[-1]
-    energy = _group_energy(x, groups, -dims - 1)
-    # Not by `new_ones`, which Core ML lacks.
-    box = torch.ones(groups, 1, *kernel_size, dtype=energy.dtype, device=energy.device)
-    energy = CONVOLUTIONS[dims](energy, box, None, *geometry)
-    if energy.is_cuda:  # Some of cuDNN's algorithms leave small sums below zero.
-        energy = energy.clamp_min(0)
-    return (energy + eps).sqrt()
 
 
 def sphere_conv2d(
@@ -211,15 +196,8 @@ def _norm_factors(
     *steps, groups = geometry
     if groups == 1 and not isinstance(steps[1], str) and takes_maps(x):
         return patch_factors(x, make_window(kernel_size, *steps), eps, factor)
-    factors = _patch_norm(x, kernel_size, geometry, eps).reciprocal()
+    factors = patch_norms(x, kernel_size, geometry, eps).reciprocal()
     return factors if factor == 1 else factors * factor
-
-
-def _group_energy(x: Tensor, groups: int, channels: int) -> Tensor:
-    """Squares of x (*n, c, *size) summed over each group's channels, (*n, groups, *size)."""
-    if groups > 1:
-        return promote_dtype(x).square().unflatten(channels, (groups, -1)).sum(channels)
-    return promote_dtype(x).square().sum(channels, keepdim=True)
 
 
 def _unit_kernels(weight: Tensor, eps: float) -> Tensor:

@@ -103,11 +103,6 @@ class NslConfig(PeftConfig):
         """The words of `train`."""
         return self.train.split("+")
 
-    @property
-    def trains_more(self) -> bool:
-        """Whether anything but M trains."""
-        return bool(self.modules_to_save or self.trained or self.bias != "none")
-
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
         """As PEFT's; the card of the network, beside or above, then says how to load it."""
         super().save_pretrained(save_directory, **kwargs)

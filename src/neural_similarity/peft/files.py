@@ -1,15 +1,14 @@
 """PEFT's adapters to and from the files of `ns.save_adapter`."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from peft import PeftModel, get_peft_model
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import ModulesToSaveWrapper
-from torch import Tensor, nn
+from torch import nn
 
 from neural_similarity.conversion import freeze_backbone, save_adapter
 from neural_similarity.conversion.adapter_file import Adapter, adapter_of
@@ -116,7 +115,9 @@ def import_adapter(backbone: nn.Module, path: File, adapter_name: str = "default
             modules[name].nsl_similarity[adapter_name].load_state_dict(part.state_dict())
         for name in {*config.trained, *(config.modules_to_save or ())}:
             part = "nsl_layer" if name in adapter.similarities else "modules_to_save"
-            _copy_into(modules[name].get_submodule(part)[adapter_name], name, adapter.values)
+            for key, tensor in plain_state(modules[name].get_submodule(part)[adapter_name]).items():
+                if (value := adapter.values.get(f"{name}.{key}")) is not None:
+                    tensor.data.copy_(value)
     return model
 
 
@@ -170,11 +171,3 @@ def _trained_words(backbone: nn.Module, adapter: Adapter, owners: set[str]) -> s
         if named == owners & similar and keys <= adapter.values.keys():
             return f"M+{word}"
     return None
-
-
-@torch.no_grad()
-def _copy_into(module: nn.Module, name: str, values: Mapping[str, Tensor]) -> None:
-    """Write the values that a network has under a module's name into the module."""
-    for key, tensor in plain_state(module).items():
-        if (value := values.get(f"{name}.{key}")) is not None:
-            tensor.copy_(value)

@@ -158,7 +158,7 @@ class NslModel(BaseTuner):
                 name not in self.peft_config and "." not in name
             ),
             "`adapters` must have no `modules_to_save`, kernels or biases, which have no sum": (
-                not any(config.trains_more for config in configs)
+                not any(c.modules_to_save or c.trained or c.bias != "none" for c in configs)
             ),
             "`adapters` must have one static similarity, linear in what it learns, got "
             f"{', '.join(sorted(texts))}": len(texts) == 1 and all(map(is_linear, parts)),

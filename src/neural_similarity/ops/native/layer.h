@@ -100,14 +100,14 @@ static int NAME(predict)(const struct layer *l, const struct sizes *z, const T *
     int full = 0;
     if (l->predictor == LIGHT) {
         full |= NAME(forward)(f1, x, 0, first, hidden, 0);
-        NAME(rectify)(z->hidden, hidden);
+        NAME(activated)(1, z->hidden, 1, hidden, 0, 0, 0, hidden);
         full |= NAME(patch_factors)(f2, hidden, l->eps, l->scale, factors);
         full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
-        NAME(bound)(z->rows, z->s, inner, factors, second_bias, raw);
+        NAME(activated)(z->rows, z->s, f2->threads, inner, factors, second_bias, 1, raw);
     } else {
         full |= NAME(patch_factors)(f1, x, l->eps, l->scale, factors);
         full |= NAME(forward)(f1, x, 0, first, inner, 0);
-        NAME(scaled)(z->rows, z->h, f1->threads, inner, factors, hidden);
+        NAME(activated)(z->rows, z->h, f1->threads, inner, factors, 0, 0, hidden);
         full |= NAME(forward)(f2, hidden, 0, second, raw, second_bias);
     }
     return full;
@@ -172,7 +172,7 @@ static int NAME(predict_gradient)(const struct layer *l, const struct sizes *z, 
     if (!inside) return full;
     if (light) {
         full |= NAME(patch_factors_gradient)(f2, of_factors, hidden, factors, l->scale, of_hidden);
-        NAME(rectify_gradient)(z->hidden, hidden, of_hidden);
+        NAME(scaled_gradient)(1, z->hidden, 1, of_hidden, hidden, 0, 1, of_hidden, 0);
     } else NAME(scaled_gradient)(z->rows, z->h, f1->threads, of_hidden, hidden, factors, 1,
                                  of_hidden, of_factors);
     full |= NAME(backward)(f1, x, 0, first, of_hidden, of_x ? through : 0, 0, of_first);

@@ -150,19 +150,15 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
 }
 
 /* Sizes that the compiler knows make the loops several times faster. */
-#define SPECIALISED(FUNCTION, f, ...)                                              \
-    do {                                                                           \
-        if (f->taps == 9 && f->channels == 32 && f->blocks == 1)                   \
-            FUNCTION(f, __VA_ARGS__, 9, 32, 1);                                      \
-        else if (f->taps == 9 && f->channels == 3 && f->blocks == 1)               \
-            FUNCTION(f, __VA_ARGS__, 9, 3, 1);                                     \
-        else if (f->taps == 9 && f->channels == 8 && f->blocks == 1)               \
-            FUNCTION(f, __VA_ARGS__, 9, 8, 1);                                     \
-        else if (f->taps == 9 && f->channels == 16 && f->blocks == 1)              \
-            FUNCTION(f, __VA_ARGS__, 9, 16, 1);                                    \
-        else if (f->taps == 9 && f->channels % 32 == 0 && f->blocks == 1)          \
-            FUNCTION(f, __VA_ARGS__, 9, f->channels & ~31L, 1);                       \
-        else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);                      \
+#define SPECIALISED(FUNCTION, f, ...)                                               \
+    do {                                                                            \
+        const int64_t of_nine = f->taps == 9 && f->blocks == 1 ? f->channels : 1;   \
+        if (of_nine == 32) FUNCTION(f, __VA_ARGS__, 9, 32, 1);                      \
+        else if (of_nine == 3) FUNCTION(f, __VA_ARGS__, 9, 3, 1);                   \
+        else if (of_nine == 8) FUNCTION(f, __VA_ARGS__, 9, 8, 1);                   \
+        else if (of_nine == 16) FUNCTION(f, __VA_ARGS__, 9, 16, 1);                 \
+        else if (of_nine % 32 == 0) FUNCTION(f, __VA_ARGS__, 9, of_nine & ~31L, 1); \
+        else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);             \
     } while (0)
 
 /* The function compiled for every possible `each`, so that the compiler knows the spread. */

@@ -2,19 +2,22 @@
    type T, rows of channels at every position. What has one number a position is float. See
    element.h. */
 
-/* z = relu(y times factors). */
-static void NAME(scaled)(int64_t rows, int64_t channels, int64_t threads, const T *y,
-                         const float *factors, T *z) {
+/* z = relu(y times factors), or z = tanh(y times factors + bias) if `bound`; factors are 1 where they
+   are null. */
+static void NAME(activated)(int64_t rows, int64_t channels, int64_t threads, const T *y,
+                            const float *factors, const T *bias, int bound, T *z) {
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < channels; i += LANES) {
             const int64_t at = row * channels + i, lanes = channels - i;
-            NAME(store_some)(z + at, relu(factors[row] * NAME(load_some)(y + at, lanes)), lanes);
+            vector v = (factors ? factors[row] : 1) * NAME(load_some)(y + at, lanes);
+            if (bias) v += NAME(load_some)(bias + i, lanes);
+            NAME(store_some)(z + at, bound ? tanh_of(v) : relu(v), lanes);
         }
 }
 
 /* The gradients of y and, as sums over channels, of the factors, from y or from a rectified z,
-   which stands for y times its factor. */
+   which stands for y times its factor. Factors are 1 where they are null. */
 static void NAME(scaled_gradient)(int64_t rows, int64_t channels, int64_t threads, const T *grad,
                                   const T *z, const float *factors, int rectified, T *grad_y,
                                   float *grad_factors) {
@@ -26,10 +29,10 @@ static void NAME(scaled_gradient)(int64_t rows, int64_t channels, int64_t thread
             const vector seen = NAME(load_some)(z + at, lanes);
             const vector all = NAME(load_some)(grad + at, lanes);
             const vector g = rectified ? (vector)((words)all & ~(words)(seen <= 0)) : all;
-            NAME(store_some)(grad_y + at, g * factors[row], lanes);
+            NAME(store_some)(grad_y + at, factors ? g * factors[row] : g, lanes);
             total += g * seen;
         }
-        grad_factors[row] = lane_sum(total) / (rectified ? factors[row] : 1);
+        if (factors) grad_factors[row] = lane_sum(total) / (rectified ? factors[row] : 1);
     }
 }
 
@@ -166,38 +169,11 @@ static void NAME(sum_rows)(int64_t rows, int64_t columns, const T *from, T *to, 
     }
 }
 
-/* r = tanh(f y + bias) of `places` rows; f is 1 where `factors` is null. */
-static void NAME(bound)(int64_t places, int64_t columns, const T *y, const float *factors,
-                        const T *bias, T *raw) {
-    for (int64_t p = 0; p < places; p++, y += columns, raw += columns)
-        for (int64_t i = 0, some; i < columns; i += LANES) {
-            some = columns - i;
-            vector v = (factors ? factors[p] : 1) * NAME(load_some)(y + i, some);
-            if (bias) v += NAME(load_some)(bias + i, some);
-            NAME(store_some)(raw + i, tanh_of(v), some);
-        }
-}
-
 /* The gradient g of what tanh made r of. */
 static void NAME(bound_gradient)(int64_t size, const T *raw, T *g) {
     for (int64_t i = 0; i < size; i += LANES) {
         const vector r = NAME(load_some)(raw + i, size - i);
         NAME(store_some)(g + i, NAME(load_some)(g + i, size - i) * (1 - r * r), size - i);
-    }
-}
-
-/* h = relu(h). */
-static void NAME(rectify)(int64_t size, T *h) {
-    for (int64_t i = 0; i < size; i += LANES)
-        NAME(store_some)(h + i, relu(NAME(load_some)(h + i, size - i)), size - i);
-}
-
-/* The gradient g of what a ReLU h was made of. */
-static void NAME(rectify_gradient)(int64_t size, const T *h, T *g) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        const words off = (words)(NAME(load_some)(h + i, size - i) <= 0);
-        const words all = (words)NAME(load_some)(g + i, size - i);
-        NAME(store_some)(g + i, (vector)(all & ~off), size - i);
     }
 }
 

@@ -40,9 +40,9 @@ static int NAME(predict_pooled)(const struct layer *l, const struct sizes *z, co
     float *hidden = d + z->n * z->c, *inner = share(&at, z->rows * z->s * sizeof(float));
     NAME(directions)(l, x, d, factors);
     int full = forward_float32(&l->first, d, 0, first, hidden, first_bias);
-    rectify_float32(z->hidden, hidden);
+    activated_float32(1, z->hidden, 1, hidden, 0, 0, 0, hidden);
     full |= forward_float32(&l->last, hidden, 0, second, inner, 0);
-    bound_float32(z->rows, z->s, inner, 0, second_bias, raw);
+    activated_float32(z->rows, z->s, 1, inner, 0, second_bias, 1, raw);
     return full;
 }
 
@@ -62,7 +62,7 @@ static int NAME(predict_pooled_gradient)(const struct layer *l, const struct siz
     bound_gradient_float32(z->rows * z->s, raw, of_raw);
     if (grad_second_bias) sum_rows_float32(z->rows, z->s, of_raw, grad_second_bias, 0);
     full |= backward_float32(&l->last, hidden, 0, second, of_raw, of_hidden, 0, grad_second);
-    rectify_gradient_float32(z->hidden, hidden, of_hidden);
+    scaled_gradient_float32(1, z->hidden, 1, of_hidden, hidden, 0, 1, of_hidden, 0);
     if (grad_first_bias) sum_rows_float32(z->rows, z->h, of_hidden, grad_first_bias, 0);
     full |= backward_float32(&l->first, d, 0, first, of_hidden, of_x ? of_d : 0, 0, grad_first);
     if (of_x) NAME(directions_gradient)(l, of_d, d, factors, of_x);

@@ -78,7 +78,9 @@ def diagonal_gradients(
     high, wide = tl.cdiv(sizes.height, FRAME.sh), tl.cdiv(sizes.width, FRAME.sw)
     place = places_of(tl.program_id(0), high, wide, sizes, ROWS, FRAME)
     top, left = tl.program_id(2) // FRAME.sw, tl.program_id(2) % FRAME.sw
-    pixel = _pixels_of_remainder(place, top, left, sizes, FRAME)
+    image, row, column, exists, _, _ = place
+    corner = image, row * FRAME.sh, column * FRAME.sw, exists, 0, 0
+    pixel = shift_places(corner, top, left, sizes.height, sizes.width)
     piece = tl.program_id(1)
     channel, inside, group, block = _piece_channels(piece, channels, INPUTS, FRAME)
     own = (channel - offset_of(group, FRAME) * channels.inputs) * weight.c
@@ -215,14 +217,6 @@ def weight_gradient(
     for i in tl.static_range(TOGETHER):
         there = tile_of(output * parts.o, own) + (first + i) * parts.t
         tl.store(at + there, _widen(totals[i], DTYPE), mask_of(computed, inside))
-
-
-@triton.jit
-def _pixels_of_remainder(place, top, left, sizes, FRAME: tl.constexpr):
-    """The pixels of one remainder by the strides."""
-    image, row, column, exists, _, _ = place
-    row, column = row * FRAME.sh, column * FRAME.sw
-    return shift_places((image, row, column, exists, 0, 0), top, left, sizes.height, sizes.width)
 
 
 @triton.jit

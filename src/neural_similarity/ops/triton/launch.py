@@ -302,14 +302,9 @@ def frame_window(window: Window, *tensors: Tensor) -> places.Frame:
     """
     pairs = zip((1, 1, 0, 1), window, strict=True)
     sides = (side for flat, sides in pairs for side in pair_sizes(flat, sides))
-    far = max(max(_last_offset(t), t.numel()) for t in tensors) >= FAR
+    steps = [[(n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)] for t in tensors]
+    far = max(max(sum(s), t.numel()) for s, t in zip(steps, tensors, strict=True)) >= FAR
     return places.Frame(*sides, far=far)
-
-
-def _last_offset(tensor: Tensor) -> int:
-    """Offset of the last element."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return sum((size - 1) * step for size, step in sizes)
 
 
 def kernel_images(maps: Tensor) -> places.ImageLayout:
