@@ -157,10 +157,10 @@ def open_file(path: Path, *, within: Path | None = None) -> BufferedReader:
     return file
 
 
-def _require_kind(path: Path, state: os.stat_result, kind: str, rest: str = "") -> None:
+def _require_kind(path: Path, state: os.stat_result, expected: str, rest: str = "") -> None:
     here = _KINDS.get(stat.S_IFMT(state.st_mode), "special file")
-    if here != kind:
-        raise ValueError(f"{path} must be a {kind}{rest}, got a {here}")
+    if here != expected:
+        raise ValueError(f"{path} must be a {expected}{rest}, got a {here}")
 
 
 def regular_file(path: Path, *, within: Path | None = None) -> Path:

@@ -60,7 +60,7 @@ Parts = Part | Collection[Part]
 Kinds = tuple[type[nn.Module], ...]
 Choose = Callable[[str, nn.Module], bool]
 Choice = list[str] | Kinds | Choose
-CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+CONV_CLASSES = nn.Conv1d, nn.Conv2d, nn.Conv3d
 Where = str | type[nn.Module] | Collection[str] | Kinds | Choose
 
 
@@ -75,9 +75,9 @@ def matches_glob(name: str, pattern: str) -> bool:
 
 
 def select_tensors(
-    model: nn.Module, parts: Parts, argument: str, kind: type[Tensor] = Tensor
+    model: nn.Module, parts: Parts, argument: str, tensor_class: type[Tensor] = Tensor
 ) -> dict[str, Tensor]:
-    """Parameters and buffers of this kind that `parts` name, or that are in modules they name.
+    """Parameters and buffers of this class that `parts` name, or that are in modules they name.
 
     A part is a name or glob of modules, parameters and buffers ("fc", "layer4.*", "*.bias"), or a
     module of the network.
@@ -85,7 +85,7 @@ def select_tensors(
     Raises:
         ValueError: a part has another type, or matches nothing in the network.
     """
-    state = {k: v for k, v in plain_state(model).items() if isinstance(v, kind)}
+    state = {k: v for k, v in plain_state(model).items() if isinstance(v, tensor_class)}
     selected: dict[str, Tensor] = {}
     for part in parts if isinstance(parts, Collection) and not isinstance(parts, Part) else [parts]:
         new = {key: state[key] for key in _keys_of_part(model, part, state, argument)}
@@ -137,7 +137,7 @@ def exact_names(where: Choice | None) -> set[str]:
 def is_chosen(where: Choice | None, name: str, module: nn.Module) -> bool:
     """Whether `where` selects a module."""
     if where is None:
-        return isinstance(module, CONVOLUTIONS)
+        return isinstance(module, CONV_CLASSES)
     if isinstance(where, list):
         matched = any(is_glob(glob) and matches_glob(name, glob) for glob in where)
         return name in where or (matched and isinstance(module, tuple(LAYER_CLASSES)))
@@ -162,6 +162,6 @@ def is_exact(layer: nn.Module) -> bool:
     kind = unparametrized_class(layer)
     ours = next((n for n, base in enumerate(kind.__mro__) if base in LAYER_CLASSES.values()), None)
     if ours is None:
-        extends = issubclass(kind, CONVOLUTIONS) and counterpart(kind) is not None
+        extends = issubclass(kind, CONV_CLASSES) and counterpart(kind) is not None
         return kind in LAYER_CLASSES or extends
     return all(issubclass(base, SimilarityLayer) for base in kind.__mro__[:ours])

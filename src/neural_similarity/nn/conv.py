@@ -43,9 +43,9 @@ class _Convolution(SimilarityLayer[Plain]):
         self.with_similarity(similarity)
 
     @classmethod
-    def extended(cls, kind: type[nn.Module]) -> type[SimilarityLayer]:
+    def extended(cls, subclass: type[nn.Module]) -> type[SimilarityLayer]:
         """The class for a subclass of torch's convolution."""
-        return extended_class(cls, kind)
+        return extended_class(cls, subclass)
 
     def geometry(self) -> Geometry:
         return convolution_geometry(cast(_ConvNd, self))

@@ -118,9 +118,9 @@ class SimilarityLayer(nn.Module, Generic[Plain]):
         return self
 
     @classmethod
-    def extended(cls, kind: type[nn.Module]) -> "type[SimilarityLayer] | None":
+    def extended(cls, subclass: type[nn.Module]) -> "type[SimilarityLayer] | None":
         """The class that a subclass of `plain` is converted into, if it has one of its own."""
-        del kind
+        del subclass
         return None
 
     def settle_kernel(self) -> None:
@@ -259,16 +259,16 @@ def _release_forward(layer: nn.Module) -> None:
     vars(layer).pop("forward", None)
 
 
-def counterpart(kind: type[nn.Module]) -> "type[SimilarityLayer] | None":
+def counterpart(layer_class: type[nn.Module]) -> "type[SimilarityLayer] | None":
     """Our class for a class of torch's or a subclass of it; None without one, or if it is ours."""
-    plain = next((base for base in kind.__mro__ if base in LAYER_CLASSES), None)
-    if plain is None or issubclass(kind, SimilarityLayer):
+    plain = next((base for base in layer_class.__mro__ if base in LAYER_CLASSES), None)
+    if plain is None or issubclass(layer_class, SimilarityLayer):
         return None
-    if any(base.__module__.startswith("torch.distributed") for base in kind.__mro__):
+    if any(base.__module__.startswith("torch.distributed") for base in layer_class.__mro__):
         return None
     ours = LAYER_CLASSES[plain]
-    made = ours if kind is plain else ours.extended(kind)
-    return made or (ours if adds_nothing(kind, plain) else None)
+    made = ours if layer_class is plain else ours.extended(layer_class)
+    return made or (ours if adds_nothing(layer_class, plain) else None)
 
 
 def unparametrized_class(layer: nn.Module) -> type[nn.Module]:
@@ -276,17 +276,17 @@ def unparametrized_class(layer: nn.Module) -> type[nn.Module]:
     return type(layer).__bases__[0] if is_parametrized(layer) else type(layer)
 
 
-def _set_class(layer: nn.Module, kind: type[nn.Module]) -> None:
+def _set_class(layer: nn.Module, layer_class: type[nn.Module]) -> None:
     """Exchange a layer's class below its parametrizations."""
     if is_parametrized(layer):
         above = {k: v for k, v in vars(type(layer)).items() if k not in _OF_EVERY_CLASS}
-        kind = type(type(layer).__name__, (kind,), above)
-    layer.__class__ = kind
+        layer_class = type(type(layer).__name__, (layer_class,), above)
+    layer.__class__ = layer_class
 
 
-def adds_nothing(kind: type[nn.Module], base: type[nn.Module]) -> bool:
+def adds_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> bool:
     """Whether a subclass overrides only `__init__` of `base`."""
-    above = kind.__mro__[: kind.__mro__.index(base)]
+    above = layer_class.__mro__[: layer_class.__mro__.index(base)]
     overridden = {name for each in above for name in vars(each) if hasattr(base, name)}
     return not overridden - _OF_EVERY_CLASS
 

@@ -162,10 +162,10 @@ def _plain_kind(layer: Any, sample: "SampleCall") -> type[nn.Module]:
 
 
 @cache
-def extended_class(ours: type[SimilarityLayer], kind: type[nn.Module]) -> type[SimilarityLayer]:
+def extended_class(ours: type[SimilarityLayer], subclass: type[nn.Module]) -> type[SimilarityLayer]:
     """Our class for a subclass of torch's convolution, which it becomes again without M."""
-    bases = (ours, kind) if adds_nothing(kind, ours.plain) else (OwnForward, ours, kind)
-    return type(kind.__name__, bases, {"plain": kind, "__reduce_ex__": _reduced})
+    bases = (ours, subclass) if adds_nothing(subclass, ours.plain) else (OwnForward, ours, subclass)
+    return type(subclass.__name__, bases, {"plain": subclass, "__reduce_ex__": _reduced})
 
 
 def _reduced(layer: nn.Module, protocol: Any) -> Any:
@@ -174,8 +174,8 @@ def _reduced(layer: nn.Module, protocol: Any) -> Any:
     return _empty_layer, (_own_class(layer),), vars(layer)
 
 
-def _empty_layer(kind: type[nn.Module]) -> nn.Module:
-    ours = cast(type[nn.Module], counterpart(kind))
+def _empty_layer(subclass: type[nn.Module]) -> nn.Module:
+    ours = cast(type[nn.Module], counterpart(subclass))
     return ours.__new__(ours)
 
 

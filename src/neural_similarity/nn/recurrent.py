@@ -153,9 +153,9 @@ class LSTM(SimilarityLayer[nn.LSTM], nn.LSTM):
         hs, cs = zip(*states, strict=True)
         return x, torch.stack(hs), torch.stack(cs).to(x.dtype)
 
-    def _similar_product(self, kind: str, layer: int, x: Tensor) -> Tensor:
+    def _similar_product(self, side: str, layer: int, x: Tensor) -> Tensor:
         """The product W M(x) x + b of inputs or states."""
-        name = f"{kind}_l{layer}"
+        name = f"{side}_l{layer}"
         bias = getattr(self, f"bias_{name}") if self.bias else None
         part = cast(nn.ModuleDict, self.similarity)[name]
         return part(Kernel(getattr(self, f"weight_{name}"), bias), x)

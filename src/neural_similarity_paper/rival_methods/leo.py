@@ -13,7 +13,7 @@ from neural_similarity.lab.tasks.few_shot.gradient import (
     constant_gradient,
     differentiable_gradient,
 )
-from neural_similarity.lab.tasks.few_shot.method import Episode, Method, Predict
+from neural_similarity.lab.tasks.few_shot.interface import Episode, Method, Predict
 from neural_similarity.lab.tasks.few_shot.metric import class_means
 from neural_similarity.ops import unit_vectors, without_autocast
 

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neural_similarity.lab.tasks.few_shot.batch_norm import support_first
 from neural_similarity.lab.tasks.few_shot.embedding import embed_task, split_classifier
-from neural_similarity.lab.tasks.few_shot.method import Episode, Method, Predict
+from neural_similarity.lab.tasks.few_shot.interface import Episode, Method, Predict
 from neural_similarity.lab.tasks.few_shot.metric import class_means, squared_distances
 from neural_similarity.nn import DynamicSimilarity
 from neural_similarity.ops import promote_dtype, without_autocast

@@ -7,11 +7,11 @@ from io import StringIO
 
 from neural_similarity.lab.cli import COMMANDS
 from neural_similarity.lab.cli.help_pages import WIDTH_OF_PAGES
-from neural_similarity.lab.recipes.listing import KINDS
+from neural_similarity.lab.recipes.listing import BASICS
 
 COMMAND_LINES = {
     **{name: name for name in COMMANDS},
-    **{f"train-{name}": f"train {name}" for name, _ in KINDS.values() if name != "quickstart"},
+    **{f"train-{name}": f"train {name}" for name, _ in BASICS.values() if name != "quickstart"},
 }
 """Command lines by the names of their pages."""
 

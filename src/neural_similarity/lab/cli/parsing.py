@@ -107,13 +107,13 @@ def parse_options(
 
 
 def comma_list(
-    kind: Callable[[str], Item], metavar: str
+    parse_item: Callable[[str], Item], metavar: str
 ) -> tyro.constructors.PrimitiveConstructorSpec:
     """A tuple in one word, its items separated by commas."""
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda words: tuple(kind(word) for word in words[0].split(",")),
+        instance_from_str=lambda words: tuple(parse_item(word) for word in words[0].split(",")),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda items: [",".join(map(str, items))],
     )

@@ -17,7 +17,7 @@ from neural_similarity.lab.data.registry import IN_PLACE as IN_PLACE
 from neural_similarity.lab.data.registry import NAMES as NAMES
 from neural_similarity.lab.data.registry import load_dataset as load_dataset
 from neural_similarity.lab.data.registry import require_folder as require_folder
-from neural_similarity.lab.data.splits import OLDER as OLDER
+from neural_similarity.lab.data.splits import OLDER_NAMES as OLDER_NAMES
 from neural_similarity.lab.data.splits import SPLIT_NAMES as SPLIT_NAMES
 from neural_similarity.lab.data.splits import load_split as load_split
 from neural_similarity.lab.data.transforms import Augment as Augment

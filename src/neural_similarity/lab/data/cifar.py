@@ -149,5 +149,5 @@ def _read_file(path: Path, count: int, layout: Layout) -> tuple[np.ndarray, list
     return np.asarray(pixels), labels
 
 
-def _is_list_of(value: Any, kind: type[T]) -> TypeGuard[list[T]]:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+def _is_list_of(value: Any, item_class: type[T]) -> TypeGuard[list[T]]:
+    return isinstance(value, list) and all(isinstance(item, item_class) for item in value)

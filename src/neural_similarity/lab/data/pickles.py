@@ -96,8 +96,8 @@ def _class_positions(content: dict[str, Any], count: int) -> dict[str, list[int]
     return members
 
 
-def _list_items(value: Any, kind: Any) -> list[Any]:
-    """The items of a list or an array; [] unless all are of the kind."""
+def _list_items(value: Any, dtype: Any) -> list[Any]:
+    """The items of a list or an array; [] unless all are of the type."""
     items = value.ravel().tolist() if isinstance(value, np.ndarray) else value
-    known = isinstance(items, list) and all(isinstance(item, kind) for item in items)
+    known = isinstance(items, list) and all(isinstance(item, dtype) for item in items)
     return items if known else []

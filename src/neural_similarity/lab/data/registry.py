@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data import cifar, fashion_mnist, imagenet
@@ -57,16 +58,17 @@ def load_dataset(
             another data set than "folder" and "imagenet".
     """
     require_known("name", name, NAMES)
+    options: dict[str, Any] = {}
     if name == FOLDER:
-        return load_folder(Path(root), image_size, otherwise, draft=draft)
-    if name == imagenet.NAME:
-        return imagenet.load_imagenet(Path(root), image_size, workers)
-    if image_size is not None:
+        options = {"image_size": image_size, "otherwise": otherwise, "draft": draft}
+    elif name == imagenet.NAME:
+        options = {"image_size": image_size, "workers": workers}
+    elif image_size is not None:
         raise ValueError(
             f"`image_size` is for the data sets {' and '.join(IN_PLACE)}, got {image_size} "
             f"for {name}"
         )
-    return LOADERS[name](Path(root))
+    return LOADERS[name](Path(root), **options)
 
 
 def require_folder(name: str, root: Path) -> None:
@@ -188,7 +190,7 @@ def _split_fifth(images: Images) -> tuple[ImageSet, ImageSet]:
     return split_off(images, shares, seed=0)
 
 
-LOADERS: dict[str, Callable[[Path], Dataset]] = {
+LOADERS: dict[str, Callable[..., Dataset]] = {
     "embedded": lambda _: fashion_mnist.load_embedded(),
     **{name: partial(cifar.load_cifar, each) for name, each in cifar.CIFARS.items()},
     FOLDER: load_folder,

@@ -25,7 +25,7 @@ from neural_similarity.lab.data.images import digest_of
 from neural_similarity.lab.data.pickles import find_pickles, load_pickles
 
 MINI, FOLDER, EMBEDDED = "mini-imagenet", "folder", "embedded"
-OLDER = {"classes": FOLDER}
+OLDER_NAMES = {"classes": FOLDER}
 """Former names of data sets."""
 CIFAR_FS = {
     "val": (
@@ -102,7 +102,7 @@ def load_split(
         ValueError: there is no such data set, a class is in two parts or missing, an image cannot
             be read, or the images of `name` have a size of their own.
     """
-    name = OLDER.get(name, name)
+    name = OLDER_NAMES.get(name, name)
     require_known("name", name, SPLIT_NAMES)
     root = Path(root)
     if name in FILES:

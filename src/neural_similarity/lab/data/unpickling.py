@@ -199,11 +199,11 @@ def _find_global(name: str) -> _Global:
     return _Global(name)
 
 
-def _make_array(data: Any, kind: _DType, shape: tuple[Any, ...], order: Any) -> np.ndarray:
+def _make_array(data: Any, given: _DType, shape: tuple[Any, ...], order: Any) -> np.ndarray:
     """An array of plain numbers."""
-    if kind.name not in NUMBERS or kind.order not in ("<", ">", "|", "="):
-        raise ValueError(f"arrays of {kind.order}{kind.name} are refused")
-    dtype = np.dtype(kind.order + kind.name)
+    if given.name not in NUMBERS or given.order not in ("<", ">", "|", "="):
+        raise ValueError(f"arrays of {given.order}{given.name} are refused")
+    dtype = np.dtype(given.order + given.name)
     sizes = all(isinstance(size, int) and size >= 0 for size in shape) and len(shape) <= MOST_AXES
     if not sizes or not isinstance(data, bytes | bytearray) or order not in ("C", "F"):
         raise ValueError("an array must be bytes in a shape and an order")

@@ -15,7 +15,7 @@ from neural_similarity.lab.recipes.families import Family
 from neural_similarity.lab.train.recipe import TrainingRecipe
 from neural_similarity.nn import format_similarity
 
-KINDS = {
+BASICS = {
     type(recipe): (name, recipe)
     for _, family in BASIC.values()
     for name, (_, recipe) in family.items()
@@ -45,7 +45,7 @@ def _columns(name: str, text: str, recipe: TrainingRecipe) -> list[str]:
 
 def _settings(recipe: TrainingRecipe) -> str:
     """The kind's recipe, and the options that make it this one."""
-    name, base = KINDS[type(recipe)]
+    name, base = BASICS[type(recipe)]
     words = [name]
     for field in dataclasses.fields(recipe):
         value = getattr(recipe, field.name)

@@ -33,7 +33,7 @@ from neural_similarity.lab.train.weights import tensors_alone
 from neural_similarity.nn import format_similarity, is_dynamic
 
 TIMM, TORCHVISION = "timm:", "torchvision:"
-WORDS = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run folder"
+SOURCES = "timm:NAME, torchvision:NAME, a file of weights (with `model`), or a run folder"
 
 
 class PretrainedInput(NamedTuple):
@@ -94,7 +94,7 @@ class Backbone:
 
     def _require_found(self) -> None:
         if not (self._is_named or (self.word and Path(self.word).exists())):
-            raise ValueError(f"`backbone` must be {WORDS}, got {self.word!r}")
+            raise ValueError(f"`backbone` must be {SOURCES}, got {self.word!r}")
 
     def pretrained_input(self, recipe: TrainingRecipe) -> PretrainedInput:
         """The input that it was trained on; a file is of the recipe's network."""

@@ -78,12 +78,12 @@ def with_baseline(network: nn.Module, baseline: Baseline, where: str | None = No
     return names + (_align_head(network) if baseline == "tsa" else [])
 
 
-def _add_layers(kind: type[TunedLayer], layers: Mapping[str, nn.Module]) -> list[str]:
-    """Add the parameters of a kind to layers; their names."""
+def _add_layers(layer_class: type[TunedLayer], layers: Mapping[str, nn.Module]) -> list[str]:
+    """Add the parameters of a class to layers; their names."""
     for layer in layers.values():
-        layer.__class__ = kind
+        layer.__class__ = layer_class
         cast(TunedLayer, layer).add_parameters()
-    return [f"{name}.{part}" for name in layers for part in kind.PARTS]
+    return [f"{name}.{part}" for name in layers for part in layer_class.PARTS]
 
 
 def _align_head(network: nn.Module) -> list[str]:

@@ -262,8 +262,8 @@ def recipe_to_json(recipe: TrainingRecipe) -> dict[str, Any]:
     }
 
 
-def recipe_from_json(fields: dict[str, Any], kind: type[AnyRecipe] = Recipe) -> AnyRecipe:
-    """The recipe of class `kind` that `recipe_to_json` wrote."""
+def recipe_from_json(fields: dict[str, Any], recipe_class: type[AnyRecipe] = Recipe) -> AnyRecipe:
+    """The recipe of class `recipe_class` that `recipe_to_json` wrote."""
     similarity = parse_similarity(fields["similarity"])
-    fields = kind.current_fields(fields)
-    return kind(**fields | {"similarity": similarity, "drops": tuple(fields["drops"])})
+    fields = recipe_class.current_fields(fields)
+    return recipe_class(**fields | {"similarity": similarity, "drops": tuple(fields["drops"])})

@@ -250,11 +250,11 @@ def removed_if_nothing_began(run: Run) -> Iterator[None]:
         raise
 
 
-def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
-    """The run of class `kind` in the folder `path`.
+def read_run(path: str | Path, run_class: type[AnyRun] = Run) -> AnyRun:
+    """The run of class `run_class` in the folder `path`.
 
     Raises:
-        RunError: it is no run folder, or a run of another kind, or its settings cannot be read, or
+        RunError: it is no run folder, or a run of another class, or its settings cannot be read, or
             a link leads out of it to a folder.
     """
     path = Path(path)
@@ -265,12 +265,12 @@ def read_run(path: str | Path, kind: type[AnyRun] = Run) -> AnyRun:
         config = read_facts(path / CONFIG)
         command = config.get("command", Run.COMMAND)
         _require_text("command", command)
-        _require_run_kind(path, command, kind)
-        return kind(
+        _require_run_kind(path, command, run_class)
+        return run_class(
             path=path,
             name=config["recipe"],
             budget=config["budget"],
-            recipe=recipe_from_json(config["fields"], kind.RECIPE),
+            recipe=recipe_from_json(config["fields"], run_class.RECIPE),
             data_root=config["data_root"],
             digest=config["digest"],
             classes=tuple(config["classes"]),
@@ -289,9 +289,9 @@ def _require_own_folders(path: Path) -> None:
             )
 
 
-def _require_run_kind(path: Path, command: str, kind: type[Run]) -> None:
-    if command != kind.COMMAND:
-        raise RunError(f"{path} is a run of `{command}`, not of `{kind.COMMAND}`")
+def _require_run_kind(path: Path, command: str, run_class: type[Run]) -> None:
+    if command != run_class.COMMAND:
+        raise RunError(f"{path} is a run of `{command}`, not of `{run_class.COMMAND}`")
 
 
 def load_network(

@@ -145,9 +145,9 @@ def choose_runtime(
     return Runtime(chosen, precision, channels_last)
 
 
-def _device_count(kind: str) -> int:
-    """The number of devices of a kind."""
-    module = getattr(torch, kind)
+def _device_count(device_type: str) -> int:
+    """The number of devices of a type."""
+    module = getattr(torch, device_type)
     available = getattr(module, "is_available", lambda: True)  # Older torch.mps has none.
     return module.device_count() if available() else 0
 

@@ -14,7 +14,7 @@ from neural_similarity.ops.window import Window
 
 Kept = Sequence[Tensor]
 """What forward writes for backward: h, r and f, with adjacent channels."""
-PREDICTORS = "sphere", "light", "pooled"
+PREDICTOR_NAMES = "sphere", "light", "pooled"
 """As C numbers them."""
 
 
@@ -122,7 +122,7 @@ def _layer_of(
         frame_of(first, (images, *seen, channels), between, (hidden, first.taps, channels)),
         frame_of(last, (*between, hidden), (images, *raw_size), (prod(entries), last.taps, hidden)),
         groups,
-        PREDICTORS.index(frame.predictor),
+        PREDICTOR_NAMES.index(frame.predictor),
         # A full M of many positions costs less in the kernel, where a diagonal one never does.
         frame.predictor == "pooled" and frame.full and prod(out) * frame.groups > kernel[0],
         frame.eps,

@@ -60,7 +60,7 @@ class LaunchPlan(NamedTuple):
     """y, or its gradient."""
     sizes: places.LaunchSizes
     channels: places.Channels
-    frame: places.Frame
+    frame: places.WindowFrame
     constants: Constants
     full: bool
 
@@ -267,7 +267,7 @@ _TUNING = Lock()
 
 @cache
 def _tune_kernel(
-    kernel: Any, kind: tuple[int, bool], constants: tuple[str, ...], extent: int
+    kernel: Any, operand_kind: tuple[int, bool], constants: tuple[str, ...], extent: int
 ) -> Any:
     """The kernel, which times the configurations for new channels and constants.
 
@@ -275,7 +275,7 @@ def _tune_kernel(
     """
     configs = [
         triton.Config({"ROWS": c["ROWS"]}, num_warps=c["num_warps"], num_stages=c["num_stages"])
-        for c in CONFIGS[kind]
+        for c in CONFIGS[operand_kind]
     ]
     return triton.autotune(configs, key=["channels", *constants])(kernel)
 
@@ -296,7 +296,7 @@ def pair_sizes(flat: int, sizes: Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
-def frame_window(window: Window, *tensors: Tensor) -> places.Frame:
+def frame_window(window: Window, *tensors: Tensor) -> places.WindowFrame:
     """The window over these tensors, and whether an offset in one of them, or in a dense one like
     it, may exceed int32.
     """
@@ -304,7 +304,7 @@ def frame_window(window: Window, *tensors: Tensor) -> places.Frame:
     sides = (side for flat, sides in pairs for side in pair_sizes(flat, sides))
     steps = [[(n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)] for t in tensors]
     far = max(max(sum(s), t.numel()) for s, t in zip(steps, tensors, strict=True)) >= FAR
-    return places.Frame(*sides, far=far)
+    return places.WindowFrame(*sides, far=far)
 
 
 def kernel_images(maps: Tensor) -> places.ImageLayout:

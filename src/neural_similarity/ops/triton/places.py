@@ -2,8 +2,8 @@
 
 A place is (image, row, column, exists, down, right): the positions or pixels of a program, and the
 shift that all of them have. Taps differ in the shift alone, so that the offsets of a tile are
-computed once. They are int32 unless `Frame.far`: with int64 a kernel spent more instructions on
-addresses than on values.
+computed once. They are int32 unless `WindowFrame.far`: with int64 a kernel spent more instructions
+on addresses than on values.
 """
 
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ class Channels(NamedTuple):
     run: Any
 
 
-class Frame(NamedTuple):
+class WindowFrame(NamedTuple):
     """The window, and whether offsets exceed int32; known when a kernel is compiled."""
 
     kh: int

@@ -23,8 +23,8 @@ from neural_similarity.lab.tasks.few_shot.evaluate import (
     use_statistics,
 )
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, CosineLinear, FineTuning
+from neural_similarity.lab.tasks.few_shot.interface import Method
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
-from neural_similarity.lab.tasks.few_shot.method import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.metric import (
     FullContext,

@@ -3,8 +3,8 @@
 from neural_similarity.lab.data import load_split as load_split
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluation as Evaluation
 from neural_similarity.lab.tasks.few_shot.evaluation import Evaluator as Evaluator
-from neural_similarity.lab.tasks.few_shot.method import Episode as Episode
-from neural_similarity.lab.tasks.few_shot.method import Method as Method
+from neural_similarity.lab.tasks.few_shot.interface import Episode as Episode
+from neural_similarity.lab.tasks.few_shot.interface import Method as Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS as METHODS
 from neural_similarity.lab.tasks.few_shot.methods import Kind as Kind
 from neural_similarity.lab.tasks.few_shot.metric import Metric as Metric

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neural_similarity.lab.tasks.few_shot.method import Method, NormStatistics
+from neural_similarity.lab.tasks.few_shot.interface import Method, NormStatistics
 from neural_similarity.ops import promote_dtype
 
 AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.lab.tasks.few_shot.batch_norm import support_first
-from neural_similarity.lab.tasks.few_shot.method import NormStatistics
+from neural_similarity.lab.tasks.few_shot.interface import NormStatistics
 
 Embed = Callable[[Tensor], Tensor]
 

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
 from neural_similarity.lab.tasks.few_shot.embedding import embed_task
-from neural_similarity.lab.tasks.few_shot.method import Method, NormStatistics
+from neural_similarity.lab.tasks.few_shot.interface import Method, NormStatistics
 from neural_similarity.lab.tasks.few_shot.tasks import TaskList, TaskSizes
 from neural_similarity.lab.train import Runtime, distributed
 from neural_similarity.lab.train.scoring import BATCH_SIZE

@@ -14,7 +14,7 @@ from torch import Tensor
 from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.errors import RunError, content_errors
 from neural_similarity.lab.tasks.few_shot.evaluate import Course, evaluate_method, use_statistics
-from neural_similarity.lab.tasks.few_shot.method import Method, NormStatistics
+from neural_similarity.lab.tasks.few_shot.interface import Method, NormStatistics
 from neural_similarity.lab.tasks.few_shot.partial import Partial
 from neural_similarity.lab.tasks.few_shot.recipe import Classes
 from neural_similarity.lab.tasks.few_shot.run import FewShotRun, load_method

@@ -21,11 +21,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neural_similarity.choices import require_least, require_positive
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics, support_first
 from neural_similarity.lab.tasks.few_shot.embedding import embed_queries, split_classifier
-from neural_similarity.lab.tasks.few_shot.method import Episode, Method, Predict
+from neural_similarity.lab.tasks.few_shot.interface import Episode, Method, Predict
 from neural_similarity.nn import DynamicSimilarity, StaticSimilarity
 from neural_similarity.ops import promote_dtype
 
-Group = Literal["all", "head", "similarity", "predictor"]
+GroupName = Literal["all", "head", "similarity", "predictor"]
 """Parameters by name: all; the classifier; static M and the gains of dynamic ones; predictors."""
 Values = dict[str, Tensor]
 Loss = Callable[[Values], Tensor]
@@ -43,7 +43,7 @@ class Phase:
             MAML's) takes 1/ways of this.
     """
 
-    fast: tuple[Group, ...]
+    fast: tuple[GroupName, ...]
     steps: int
     rate: float
 
@@ -85,7 +85,7 @@ class GradientBased(Method):
         phases: Sequence[Phase],
         *,
         test_phases: Sequence[Phase] | None = None,
-        trained: tuple[Group, ...] = ("all",),
+        trained: tuple[GroupName, ...] = ("all",),
         first_order: bool = False,
     ):
         super().__init__()
@@ -109,7 +109,7 @@ class GradientBased(Method):
         for phase in (*self.phases, *self.test_phases):
             self.parameter_names(phase.fast)
 
-    def parameter_names(self, groups: Iterable[Group]) -> set[str]:
+    def parameter_names(self, groups: Iterable[GroupName]) -> set[str]:
         names: set[str] = set()
         for group in groups:
             members = self._group_members(group)
@@ -118,7 +118,7 @@ class GradientBased(Method):
             names |= members
         return names
 
-    def _group_members(self, group: Group) -> set[str]:
+    def _group_members(self, group: GroupName) -> set[str]:
         if group in ("all", "head"):
             prefix = "head." if group == "head" else ""
             return {name for name, _ in self.named_parameters() if name.startswith(prefix)}
@@ -211,7 +211,7 @@ def maml(
     network: nn.Sequential,
     ways: int = 5,
     *,
-    fast: Group = "all",
+    fast: GroupName = "all",
     steps: int = 5,
     test_steps: int = 10,
     rate: float = 0.05,
@@ -259,7 +259,11 @@ def meta_learned(
         Phase(fast=("head",), steps=head_steps, rate=rate),
     )
     dynamic = any(isinstance(module, DynamicSimilarity) for module in network.modules())
-    trained: tuple[Group, ...] = ("similarity", "head", *(("predictor",) if dynamic else ()))
+    trained: tuple[GroupName, ...] = (
+        "similarity",
+        "head",
+        *(("predictor",) if dynamic else ()),
+    )
     return GradientBased(network, ways, phases, trained=trained, first_order=first_order)
 
 
@@ -289,9 +293,10 @@ def _forget_statistics(network: nn.Module) -> None:
             module.num_batches_tracked.zero_()
 
 
-def _check_groups(argument: str, groups: Iterable[Group]) -> None:
+def _check_groups(argument: str, groups: Iterable[GroupName]) -> None:
+    known = get_args(GroupName)
     for group in groups:
-        if group not in get_args(Group):
+        if group not in known:
             raise ValueError(
-                f"`{argument}` must name groups among {', '.join(get_args(Group))}, got {group!r}"
+                f"`{argument}` must name groups among {', '.join(known)}, got {group!r}"
             )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.lab.tasks.few_shot.interface import Method, Predict
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend_loss
 from neural_similarity.ops import unit_vectors
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
-from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.lab.tasks.few_shot.interface import Method, Predict
 
 _MOST_STEPS = 50
 _HALVINGS = 12

@@ -10,8 +10,8 @@ from torch import nn
 from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.gradient import anil, maml, meta_learned
 from neural_similarity.lab.tasks.few_shot.heads import CosineFineTuning, FineTuning
+from neural_similarity.lab.tasks.few_shot.interface import Method, NormStatistics
 from neural_similarity.lab.tasks.few_shot.kshot import DiscriminativeKShot
-from neural_similarity.lab.tasks.few_shot.method import Method, NormStatistics
 from neural_similarity.lab.tasks.few_shot.metric import (
     FullContext,
     MatchingNet,

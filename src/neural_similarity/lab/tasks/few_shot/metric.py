@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.lab.tasks.few_shot.method import Episode, Method, Predict
+from neural_similarity.lab.tasks.few_shot.interface import Episode, Method, Predict
 from neural_similarity.ops import unit_vectors, without_autocast
 
 MATCHING_SCALE = 100.0

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from neural_similarity.lab.data import Augment, Images, Preprocess
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.lab.data.transforms import Windows
-from neural_similarity.lab.tasks.few_shot.method import Episode, Method
+from neural_similarity.lab.tasks.few_shot.interface import Episode, Method
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.tasks.few_shot.tasks import Sampler
 from neural_similarity.lab.train import Runtime, distributed

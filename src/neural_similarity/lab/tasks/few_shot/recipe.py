@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from neural_similarity.choices import require_known, require_least
-from neural_similarity.lab.data import OLDER, SPLIT_NAMES
+from neural_similarity.lab.data import OLDER_NAMES, SPLIT_NAMES
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train.recipe import Recipe, TrainingRecipe
@@ -77,7 +77,7 @@ class FewShotRecipe(TrainingRecipe):
     """Steps between two validations."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dataset", OLDER.get(self.dataset, self.dataset))
+        object.__setattr__(self, "dataset", OLDER_NAMES.get(self.dataset, self.dataset))
         super().__post_init__()
         require_known("method", self.method, METHODS)
         wanted = "be random in few-shot learning, whose tasks have no epochs"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from neural_similarity.lab.tasks.few_shot.method import Episode, Predict
+from neural_similarity.lab.tasks.few_shot.interface import Episode, Predict
 from neural_similarity.lab.tasks.few_shot.metric import Metric, class_members
 from neural_similarity.models import conv_block
 from neural_similarity.ops import promote_dtype

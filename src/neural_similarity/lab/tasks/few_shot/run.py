@@ -8,7 +8,7 @@ from torch import nn
 from neural_similarity.choices import require_known
 from neural_similarity.lab.tasks.few_shot.embedding import split_classifier
 from neural_similarity.lab.tasks.few_shot.heads import CosineLinear
-from neural_similarity.lab.tasks.few_shot.method import Method
+from neural_similarity.lab.tasks.few_shot.interface import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train import Run, RunError, read_run

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from neural_similarity.choices import require_positive
 from neural_similarity.conversion import convert
 from neural_similarity.lab.tasks.few_shot.batch_norm import set_statistics
-from neural_similarity.lab.tasks.few_shot.method import Method, Predict
+from neural_similarity.lab.tasks.few_shot.interface import Method, Predict
 from neural_similarity.lab.tasks.few_shot.tuning import Tuning, descend_loss
 from neural_similarity.nn import Similarity, SimilarityName, StaticSimilarity
 from neural_similarity.ops import promote_dtype, without_autocast

@@ -14,7 +14,7 @@ from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.classification import batches_of, guessing_text
 from neural_similarity.lab.tasks.few_shot.evaluate import evaluate_method
 from neural_similarity.lab.tasks.few_shot.evaluation import scored_texts
-from neural_similarity.lab.tasks.few_shot.method import Method
+from neural_similarity.lab.tasks.few_shot.interface import Method
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
 from neural_similarity.lab.tasks.few_shot.objective import Episodes
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe, retraining_recipe
