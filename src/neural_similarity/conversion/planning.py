@@ -56,7 +56,7 @@ class PrintedTable:
         rows = self.table_rows()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         pads = [str.rjust if head in _NUMBERS else str.ljust for head in rows[0]]
-        cells = ([p(*cell) for p, *cell in zip(pads, row, widths, strict=True)] for row in rows)
+        cells = ([p(c, w) for p, c, w in zip(pads, row, widths, strict=True)] for row in rows)
         return "\n".join([*("  ".join(row).rstrip() for row in cells), self.table_summary()])
 
     def _repr_html_(self) -> str:

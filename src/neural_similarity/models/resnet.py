@@ -1,7 +1,6 @@
 """ResNet-18, -34 and -50 (He et al., https://arxiv.org/abs/1512.03385), torchvision's layers."""
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -91,20 +90,18 @@ def _build_resnet(
     return build_sequential(layers, similarity)
 
 
-def _shortcut_layer(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """x as it is, or through a 1×1 convolution where its shape changes."""
-    if stride == 1 and in_channels == out_channels:
-        return nn.Identity()
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
-    )
-
-
 class BasicBlock(nn.Module):
     """ReLU(S(x) + F(x)), F two 3×3 convolutions and S a shortcut."""
 
     expansion = 1
-    shortcut: ClassVar[Callable[[int, int, int], nn.Module]] = staticmethod(_shortcut_layer)
+
+    @staticmethod
+    def shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
+        """x as it is, or through a 1×1 convolution where its shape changes."""
+        if stride == 1 and in_channels == channels:
+            return nn.Identity()
+        convolution = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(channels))
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
@@ -133,7 +130,7 @@ class _Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
-        self.downsample = _shortcut_layer(in_channels, out_channels, stride)
+        self.downsample = BasicBlock.shortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)

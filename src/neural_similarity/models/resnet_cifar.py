@@ -78,4 +78,4 @@ class _PaddedShortcut(nn.Module):
 
 
 class _Block(BasicBlock):
-    shortcut = _PaddedShortcut
+    shortcut = staticmethod(_PaddedShortcut)
