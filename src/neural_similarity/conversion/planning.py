@@ -162,7 +162,10 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
     layers = {
         name: module
         for name, module in modules.items()
-        if _is_convolution(module) or name in names or is_chosen(where, name, module)
+        if isinstance(module, _ConvNd)  # or of another class, such as timm's CondConv2d
+        or (hasattr(module, "kernel_size") and isinstance(getattr(module, "weight", None), Tensor))
+        or name in names
+        or is_chosen(where, name, module)
     }
     missing = sorted(
         name for name in names if not isinstance(modules.get(name), tuple(LAYER_CLASSES))
@@ -180,13 +183,6 @@ def make_plan(model: nn.Module, spec: Similarity, where: Choice | None) -> dict[
         name: places.get(layer) or _skip_reason(name, layer, spec, where)
         for name, layer in layers.items()
     }
-
-
-def _is_convolution(module: nn.Module) -> bool:
-    """Whether a module is a convolution, also one of another class, such as timm's CondConv2d."""
-    if isinstance(module, _ConvNd):
-        return True
-    return hasattr(module, "kernel_size") and isinstance(getattr(module, "weight", None), Tensor)
 
 
 def _excluded_places(model: nn.Module) -> dict[nn.Module, str]:

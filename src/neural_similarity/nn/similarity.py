@@ -86,7 +86,12 @@ class Dynamic(Spec):
 
     def __post_init__(self):
         _check_structure(self.structure)
-        _check_predictor(self.predictor)
+        is_class = isinstance(self.predictor, type) and issubclass(self.predictor, Spec)
+        if is_class or not callable(self.predictor):
+            raise ValueError(
+                "`predictor` must be a callable (geometry, scalars) -> nn.Module such as "
+                f"ns.SphereNet(), got {self.predictor!r}"
+            )
         require_known("init", self.init, get_args(Init))
         if not self.structure.dynamic or self.structure.shared:
             raise ValueError(f"`structure` must not be for static M only, got {self.structure!r}")
@@ -104,15 +109,6 @@ class Dynamic(Spec):
 def _check_structure(structure: object) -> None:
     if not isinstance(structure, Structure):
         raise ValueError(f"`structure` must be a Structure such as ns.Full(), got {structure!r}")
-
-
-def _check_predictor(predictor: object) -> None:
-    is_spec_class = isinstance(predictor, type) and issubclass(predictor, Spec)
-    if is_spec_class or not callable(predictor):
-        raise ValueError(
-            "`predictor` must be a callable (geometry, scalars) -> nn.Module such as "
-            f"ns.SphereNet(), got {predictor!r}"
-        )
 
 
 SIMILARITIES: dict[str, Static | Dynamic | None] = {

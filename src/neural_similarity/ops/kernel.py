@@ -66,7 +66,13 @@ def fold_kernel(
         if blocks is None:
             folded = _kernel_times_matrix(kernel, m)
         else:
-            _check_blocks(weight, m, blocks, groups)
+            check_blocks(blocks, weight.shape[1] * groups, weight.shape[0], groups)
+            shapes = [(blocks[1], *[prod(weight.shape[2:])] * square) for square in (1, 2)]
+            if m.shape not in shapes:
+                raise ValueError(
+                    f"`similarity` must be {shapes[0]} or {shapes[1]} for blocks {blocks}, "
+                    f"got {tuple(m.shape)}"
+                )
             folded = _times_blocks(kernel.flatten(2), m, blocks, groups)
         return folded.reshape(weight.shape).to(dtype)
 
@@ -109,16 +115,6 @@ _fold_backward_op = register_operator(
     native.fold_gradients,
     lambda _grad, kernel, m, _needs: (torch.empty_like(kernel), torch.empty_like(m)),
 )
-
-
-def _check_blocks(weight: Tensor, m: Tensor, blocks: Blocks, groups: int) -> None:
-    check_blocks(blocks, weight.shape[1] * groups, weight.shape[0], groups)
-    count, taps = blocks[1], prod(weight.shape[2:])
-    if m.shape not in ((count, taps), (count, taps, taps)):
-        raise ValueError(
-            f"`similarity` must be {(count, taps)} or {(count, taps, taps)} for blocks {blocks}, "
-            f"got {tuple(m.shape)}"
-        )
 
 
 def _kernel_times_matrix(kernel: Tensor, m: Tensor) -> Tensor:
