@@ -3,9 +3,11 @@
 Sheets of an older protocol are shown below those of the new one, until the new cells have run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 from neural_similarity.lab.train.plots import write_picture
 from neural_similarity_paper.statistics import mean_and_deviation
@@ -38,6 +40,8 @@ STATISTICS = {"new": ", statistics of the new images", "backbone": ", statistics
 """What a cell normalises by, where that was chosen."""
 SHADES = 5
 """Points of lead at which the picture's colours end."""
+TRAINED_IN = "bf16"
+"""The precision in which the runs of all studies but those of restoration train."""
 
 
 def study_to_markdown(study: Study, results: Path, picture: str | None = None) -> str:
@@ -48,7 +52,7 @@ def study_to_markdown(study: Study, results: Path, picture: str | None = None) -
     """
     parts = [f"# {study.title}"]
     if picture:
-        parts.append(f"![M's leads by change of the images]({picture})")
+        parts.append(f"![Lead of M by change of the images]({picture})")
     texts, measure = CONTENT["texts"], study.measure
     notes = texts["leads"].format(unit=measure.unit) + texts["precision"] * (measure is ACCURACY)
     parts += [notes, *_study_parts(study, study.read(results))]
@@ -58,42 +62,45 @@ def study_to_markdown(study: Study, results: Path, picture: str | None = None) -
 
 
 def _study_parts(study: Study, reports: Sequence[CellReport]) -> list[str]:
+    precisions = {
+        p for report in reports for runs in report.runs.values() for p in _scored_in(runs)
+    }
+    usual = precisions.pop() if len(precisions) == 1 else TRAINED_IN
     counts = f"{len(reports)} of {len(study.cells)} cells have run."
-    head = ["", "way", study.size[0], "rate"]
+    counts += f" All scores are in {usual}." * (usual != TRAINED_IN)
+    head = ["", "method", study.size[0], "learning rate"]
     for column in study.columns:
         title = f" ({column.title})" if column.title else ""
         head += [f"{study.measure.title}{title}", f"lead of M{title}", "p, cell", "p, all cells"]
-    rows = [_way_cells(study, report, way) for report in reports for way in report.runs]
+    rows = [_way_cells(study, report, way, usual) for report in reports for way in report.runs]
     table = [_summary(study, reports), markdown_rows(head, *rows)] if rows else []
     return [counts, study.note, *table]
 
 
 def _summary(study: Study, reports: Sequence[CellReport]) -> str:
-    """In how many cells M is ahead of all, and a way with M of the way without."""
+    """In how many cells M is ahead of all, and a method with M of the method without."""
     lines = []
     for at, column in enumerate(study.columns):
-        title = f"Rates {column.title}: " if column.title else ""
+        title = f"Learning rates ({column.title}): " if column.title else ""
         ahead = sum(is_ahead(study, report, at) for report in reports)
-        parts = [f"M is ahead of every other way in {ahead} of {len(reports)} cells"]
+        parts = [f"M is ahead of every other method in {ahead} of {len(reports)} cells"]
         for way, spec in study.ways.items():
             leads = [r.leads[at][way] for r in reports if spec.alone and way in r.leads[at]]
             clear = [lead.interval.mean > 0 for lead in leads if lead.p_all < LEVEL]
             if leads:
                 parts.append(
-                    f"{spec.label} over the same without M: ahead in {sum(clear)}, behind in "
-                    f"{len(clear) - sum(clear)} of {len(leads)} cells (p over all cells)"
+                    f"{spec.label}, compared with the same without M, is ahead in {sum(clear)} and "
+                    f"behind in {len(clear) - sum(clear)} of {len(leads)} (p over all cells)"
                 )
         lines.append(f"- {title}{'; '.join(parts)}.")
     return "\n".join(lines)
 
 
-def _way_cells(study: Study, report: CellReport, way: str) -> list[str]:
+def _way_cells(study: Study, report: CellReport, way: str, usual: str) -> list[str]:
     runs, rate = report.runs[way], report.rates[way]
     trained = runs[0]["trained"]
-    # Older runs name no precision of their scores: it was bf16, as all of these trained.
-    precisions = sorted({run.get("score_precision", "bf16") for run in runs})
-    scored = "" if precisions == ["bf16"] else f" (scores: {' and '.join(precisions)})"
-    rate = {"0": "by curvature"}.get(rate, rate) if trained else ""
+    scored = "" if (own := _scored_in(runs)) == [usual] else f" (scores: {' and '.join(own)})"
+    rate = {"0": "default"}.get(rate, rate) if trained else ""
     kept = STATISTICS.get(report.facts.get("statistics", ""), "")
     cells = [report.cell.label + kept, study.ways[way].label, study.size[1](way, trained), rate]
     for correct, leads in zip(report.correct, report.leads, strict=True):
@@ -106,8 +113,13 @@ def _way_cells(study: Study, report: CellReport, way: str) -> list[str]:
     return cells
 
 
+def _scored_in(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The precisions of scores; older runs, which name none, were scored in that of training."""
+    return sorted({run.get("score_precision", TRAINED_IN) for run in runs})
+
+
 def best_baseline(study: Study, report: CellReport, column: int = 0) -> str:
-    """The other way without M that has the highest accuracy."""
+    """The other method without M that has the highest accuracy."""
     leads = report.leads[column]
     return min(
         (way for way in leads if not study.ways[way].alone),
@@ -116,7 +128,7 @@ def best_baseline(study: Study, report: CellReport, column: int = 0) -> str:
 
 
 def is_ahead(study: Study, report: CellReport, column: int = 0) -> bool:
-    """Whether M is ahead of the best other way, and this survives the adjustment in the cell."""
+    """Whether M is ahead of the best other method, and this survives the adjustment in the cell."""
     if not report.leads[column]:
         return False
     lead = report.leads[column][best_baseline(study, report, column)]
@@ -124,7 +136,7 @@ def is_ahead(study: Study, report: CellReport, column: int = 0) -> bool:
 
 
 def draw_study(study: Study, results: Path, path: Path) -> None:
-    """Draw M's leads: over the best other way, and of ways with M; a star where adjusted.
+    """Draw leads: of M over the best other method, and of methods with M; a star where adjusted.
 
     Older cells are drawn where there are no new ones. A row is a cell, a column a comparison. The
     file is a PNG.
@@ -144,9 +156,10 @@ def draw_study(study: Study, results: Path, path: Path) -> None:
             if not (lead := report.leads[0].get(way)):
                 continue
             values[row][at] = mean = lead.interval.mean
-            text = f"{mean:+.1f}{'*' if lead.p < LEVEL else ''}" + f"\n{best}" * (at == 0)
+            text = f"{mean:+.1f}{'*' if lead.p < LEVEL else ''}"
+            text += f"\n{fill(study.ways[best].label, 26)}" * (at == 0)
             color = "white" if abs(mean) > 0.6 * SHADES else "black"
-            axes.text(at, row, text, ha="center", va="center", fontsize=8, color=color)
+            axes.text(at, row, text, ha="center", va="center", fontsize=7, color=color)
     axes.set_facecolor("lightgray")
     image = axes.imshow(values, cmap="RdBu", vmin=-SHADES, vmax=SHADES, aspect="auto")
     axes.set_yticks(range(len(reports)), [report.cell.label for report in reports])
