@@ -17,6 +17,7 @@ import matplotlib as mpl
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from torch import Tensor
 
 import neural_similarity as ns
@@ -107,23 +108,13 @@ def draw_kernels(_: Theme) -> Figure:
     return figure
 
 
-LABEL_PLACES = {
-    "all": (-8, 8, "right"),
-    "full-all": (8, 8, "left"),
-    "full-tsa": (8, 6, "left"),
-    "full-norm": (8, 6, "left"),
-    "tsa": (8, -8, "left"),
-    "lora-c": (10, -14, "left"),
-    "norm": (-8, -4, "right"),
-    "film": (0, 9, "center"),
-    "bias": (-8, -4, "right"),
-    "oft": (9, -6, "left"),
-    "lora": (9, -8, "left"),
-    "head": (9, -2, "left"),
-    answers.OURS: (10, 0, "left"),
-}
-SHORT = {"tsa": "TSA", "norm": "batch norm", "full-norm": "M and batch norm", "bias": "BitFit"}
-SHORT |= {"full-all": "M and full", "all": "full", answers.OURS: "M, default learning rate"}
+SHORT = {"tsa": "TSA", "norm": "batch norm", "full-norm": "M and batch norm", "all": "full"}
+SHORT |= {"full-all": "M and full", answers.OURS: "M, default learning rate"}
+LABEL_PLACES = (
+    *((x, y, "left" if x > 0 else "right") for y in (0, 7, -7) for x in (9, -9)),
+    *((x, y, "center") for y in (13, -13) for x in (0, 30, -30)),
+)
+"""Offsets of labels in points, with their alignment, in the order in which they are tried."""
 
 
 def draw_accuracy(theme: Theme) -> Figure:
@@ -131,23 +122,44 @@ def draw_accuracy(theme: Theme) -> Figure:
     cells, ours = answers.changed_cells(), answers.OURS
     means = answers.mean_accuracies() | {ours: answers.mean_accuracies(True)[ours]}
     figure, panel = make_panel(5.6, 3.6)
-    highlight = {"color": theme.ours, "weight": "bold", "va": "center"}
-    for way, mean in means.items():
-        point, bold = (answers.parameters_trained(cells[0], way), mean), way == ours
-        look = {"color": theme.ours, "markersize": 10} if bold else {"color": theme.faint}
-        panel.plot(*point, "D" if bold else "o", **{"markersize": 7} | look)
-        if place := LABEL_PLACES.get(way):
-            name = SHORT.get(way, answers.METHODS[way])
-            options = {"ha": place[2]} | (highlight if bold else {})
-            panel.annotate(name, point, place[:2], textcoords="offset points", **options)
-    panel.set(
-        xscale="log",
-        xlim=(250, 800_000),
-        ylim=(min(means.values()) - 0.5, max(means.values()) + 0.6),
-    )
+    trained = {way: answers.parameters_trained(cells[0], way) for way in means}
+    points = {way: (count, means[way]) for way, count in trained.items() if count}
+    for way, point in points.items():
+        look = {"marker": "o", "color": theme.faint, "markersize": 7}
+        look |= {"marker": "D", "color": theme.ours, "markersize": 10} if way == ours else {}
+        panel.plot(*point, **look)
+    panel.axhline(means["statistics"], color=theme.faint, linestyle=":")
+    line = panel.text(290, means["statistics"], answers.METHODS["statistics"], va="bottom")
+    low, high = min(means.values()), max(means.values())
+    panel.set(xscale="log", xlim=(250, 800_000), ylim=(low - 0.6, high + 0.6))
     panel.set(xlabel="parameters trained", ylabel=f"accuracy, %, mean of {len(cells)} changes")
     panel.grid(visible=True)
+    figure.draw_without_rendering()
+    taken = [line.get_window_extent()]
+    taken += [
+        Bbox.from_bounds(*(panel.transData.transform(p) - 7), 14, 14) for p in points.values()
+    ]
+    for way, point in sorted(points.items(), key=lambda pair: pair[0] != ours):
+        strong = {"color": theme.ours, "weight": "bold"} if way == ours else {}
+        taken.append(place_label(panel, SHORT.get(way, answers.METHODS[way]), point, taken, strong))
     return figure
+
+
+def place_label(
+    panel: Axes, name: str, point: tuple[float, float], taken: list[Bbox], look: dict[str, str]
+) -> Bbox:
+    """Write a name beside a point, at the first place that covers nothing; its box is returned."""
+    inside = panel.get_window_extent()
+    for at, (x, y, side) in enumerate(LABEL_PLACES, 1):
+        text = panel.annotate(
+            name, point, (x, y), textcoords="offset points", ha=side, va="center", **look
+        )
+        box = text.get_window_extent()
+        free = not box.count_overlaps(taken) and inside.x0 < box.x0 and box.x1 < inside.x1
+        if free or at == len(LABEL_PLACES):
+            return box
+        text.remove()
+    raise AssertionError
 
 
 def draw_changes(theme: Theme) -> Figure:

@@ -186,10 +186,12 @@ def test_pages_say_what_sheets_of_the_map_say(tmp_path, monkeypatch):
         answers.METHODS[way] for way in ("full-all", "tsa", "all")
     ]
     text = " ".join(answers.map_text().split())
-    assert "under one of 6 changes." in text
-    assert "at tuned ones it is 26.5, 31.5 and 41.5 %" in text
-    assert "helps significantly with noise (+5.00 batch normalisation, +7.50 full" in text
-    assert "hurts with noise (−30.00 TSA), rotation by 30° (−30.00 TSA)" in text
+    assert "adapts to 6 changes of its images" in text
+    assert "learning rates: 26.5 % (26.5 %) for M, which" in text
+    assert "31.5 % (31.5 %) for batch normalisation and 41.5 % (41.5 %) for full" in text
+    assert "helps significantly with noise (batch normalisation +5.00, full fine-tuning" in text
+    assert "hurts with noise (TSA −30.00), rotation by 30° (TSA −30.00)" in text
+    assert " barrel lens (TSA −30.00) and rotation by 45° (TSA −30.00)." in text
     text = " ".join(answers.added_text().split())
     assert "−30.00 (TSA), +7.50 (full fine-tuning)" in text
     assert 'train="M+norm"' in answers.frozen_text()
