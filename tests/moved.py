@@ -1,5 +1,6 @@
-"""Similarities away from where they start."""
+"""Networks away from where they start."""
 
+import torch
 from torch import nn
 
 
@@ -9,3 +10,22 @@ def moved(model: nn.Module, std: float = 0.5) -> nn.Module:
         if name.endswith(("raw", "gain")):
             nn.init.normal_(parameter, std=std)
     return model
+
+
+@torch.no_grad()
+def trained_away(model: nn.Module, std: float = 0.2) -> nn.Module:
+    """The model itself, in evaluation mode, with noise on all that trains."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.add_(torch.randn_like(parameter), alpha=std)
+    return model.eval()
+
+
+def train_steps(model: nn.Module, x: torch.Tensor, steps: int = 2, lr: float = 0.1) -> nn.Module:
+    """The model itself, in evaluation mode, after gradient descent of all that trains."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model.train()(x).square().sum().backward()
+        optimizer.step()
+    return model.eval()

@@ -32,6 +32,10 @@ TIMM = [
     "tf_efficientnet_b0",
     "xcit_nano_12_p16_224",
 ]
+OPTIONS = {
+    "googlenet": {"aux_logits": False, "init_weights": False},
+    "lraspp_mobilenet_v3_large": {"weights_backbone": None},
+}
 SMALL = "torchvision/shufflenet_v2_x0_5"
 ZOO = [f"torchvision/{name}" for name in TORCHVISION] + [f"timm/{name}" for name in TIMM]
 
@@ -40,24 +44,15 @@ def build(name: str) -> nn.Module:
     """The network, in evaluation mode and float64; skips the test where its library is missing."""
     library, _, architecture = name.partition("/")
     torch.manual_seed(0)
-    make = {"torchvision": _torchvision, "timm": _timm}[library]
-    return awaken(make(architecture)).double().eval()
-
-
-def _torchvision(architecture: str) -> nn.Module:
-    models = pytest.importorskip("torchvision").models
-    options = {
-        "googlenet": {"aux_logits": False, "init_weights": False},
-        "lraspp_mobilenet_v3_large": {"weights_backbone": None},
-    }
-    model = models.get_model(architecture, weights=None, **options.get(architecture, {}))
-    if architecture == "vgg11_bn":  # 124 of its 133 million numbers
+    module = pytest.importorskip(library)
+    if library == "timm":
+        model = module.create_model(architecture, pretrained=False)
+    else:
+        options = OPTIONS.get(architecture, {})
+        model = module.models.get_model(architecture, weights=None, **options)
+    if name == "torchvision/vgg11_bn":  # 124 of its 133 million numbers
         model.classifier = nn.Linear(512 * 7 * 7, 10)
-    return model
-
-
-def _timm(architecture: str) -> nn.Module:
-    return pytest.importorskip("timm").create_model(architecture, pretrained=False)
+    return awaken(model).double().eval()
 
 
 @torch.no_grad()

@@ -7,20 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from moved import train_steps
 from torch import nn
 
 import neural_similarity as ns
 
 timm = pytest.importorskip("timm")
-
-
-def trained(model, x):
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model.train()(x).square().mean().backward()
-        optimizer.step()
-    return model.eval()
 
 
 def resnet():
@@ -38,7 +30,7 @@ def x():
 @pytest.fixture
 def adapted(x):
     model = ns.convert(resnet(), "static-full", where="layer[34].*")
-    return trained(ns.freeze_backbone(model, train="fc"), x)
+    return train_steps(ns.freeze_backbone(model, train="fc"), x, lr=0.01)
 
 
 def test_timm(adapted, x, tmp_path):

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from moved import moved
+from moved import moved, trained_away
 from safetensors import safe_open
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -95,47 +95,33 @@ def test_a_module_with_modules_and_parameters_of_its_own_is_loaded_whole(x, tmp_
 
     network = classifier(4)
     network[3] = Head()
-    similar = ns.freeze_backbone(moved(ns.convert(network, "static-full"), 0.2), train="3")
-    with torch.no_grad():
-        for parameter in similar[3].parameters():
-            parameter.add_(0.5)
+    similar = trained_away(ns.freeze_backbone(ns.convert(network, "static-full"), train="3"))
     file = ns.save_adapter(similar, tmp_path / "a")
     model = ns.peft.import_adapter(network, file)
     assert torch.equal(model(x), similar(x))
 
 
-def checkpointed():
-    torch.manual_seed(3)
-    block = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU())
-    return nn.Sequential(nn.Conv2d(3, 3, 3), checkpoint_wrapper(block)).append(
-        checkpoint_wrapper(nn.Conv2d(3, 3, 2))
-    )
+def compiled(module):
+    return torch.compile(module, backend="eager")
 
 
-def compiled():
-    torch.manual_seed(3)
-    return torch.compile(nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)), backend="eager")
-
-
-def inside(wrap):
+def inside(wrap=nn.Sequential, wrap_layer=lambda layer: layer):
     """A network that has its layers in a module that is wrapped, and a head outside."""
     torch.manual_seed(3)
-    body = {"conv": nn.Conv2d(3, 3, 3), "norm": nn.BatchNorm2d(3), "last": nn.Conv2d(3, 4, 2)}
+    body = {"conv": nn.Conv2d(3, 3, 3), "norm": nn.BatchNorm2d(3)}
+    body["last"] = wrap_layer(nn.Conv2d(3, 4, 2))
     parts = {"body": wrap(nn.Sequential(OrderedDict(body))), "pool": nn.AdaptiveAvgPool2d(1)}
     parts |= {"flat": nn.Flatten(), "head": nn.Linear(4, 2)}
     return nn.Sequential(OrderedDict(parts)).eval()
 
 
-def compiled_once(module):
-    return torch.compile(module, backend="eager")
-
-
 PLACES = {
-    "plain": lambda: inside(nn.Sequential),
+    "plain": inside,
     "checkpointed": lambda: inside(lambda body: nn.Sequential(checkpoint_wrapper(body))),
-    "compiled": lambda: compiled_once(inside(nn.Sequential)),
-    "part": lambda: inside(lambda body: nn.Sequential(compiled_once(body))),
-    "both": lambda: compiled_once(inside(lambda b: checkpoint_wrapper(nn.Sequential(b)))),
+    "checkpointed layer": lambda: inside(wrap_layer=checkpoint_wrapper),
+    "compiled": lambda: compiled(inside()),
+    "part": lambda: inside(lambda body: nn.Sequential(compiled(body))),
+    "both": lambda: compiled(inside(lambda body: checkpoint_wrapper(nn.Sequential(body)))),
 }
 
 
@@ -144,15 +130,25 @@ PLACES = {
 def test_files_do_not_know_what_is_compiled_or_checkpointed(saved, bias, x, tmp_path):
     with torch.compiler.set_stance("force_eager"):
         kind = {"modules_to_save": ["norm", "head"], "bias": bias}
-        model = peft.get_peft_model(PLACES[saved](), ns.peft.NslConfig(**kind)).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1, alpha=int(parameter.requires_grad))
+        model = trained_away(peft.get_peft_model(PLACES[saved](), ns.peft.NslConfig(**kind)))
         y = model(x)
         model.save_pretrained(str(tmp_path))
-        for place in PLACES:
-            again = peft.PeftModel.from_pretrained(PLACES[place](), str(tmp_path)).eval()
-            assert torch.equal(again(x), y), place
+        file = ns.peft.export_adapter(model, tmp_path / "a")
+        for place, make in PLACES.items():
+            again = (
+                peft.PeftModel.from_pretrained(make(), str(tmp_path)),
+                ns.load_adapter(make(), file),
+            )
+            assert all(torch.equal(each.eval()(x), y) for each in again), place
+        last = {"target_modules": ["last"], "init_weights": False}
+        model.add_adapter("other", ns.peft.NslConfig(**last))
+        model.set_adapter("other")
+        layers = [part for part in model.modules() if isinstance(part, ns.peft.NslLayer)]
+        assert ["other" in part.nsl_similarity for part in layers] == [False, True]
+        if bias == "none":  # PEFT has no place for the biases of converted layers.
+            y, file = model(x), ns.peft.export_adapter(model, tmp_path / "b")
+            for place, make in PLACES.items():
+                assert torch.equal(ns.peft.import_adapter(make(), file).eval()(x), y), place
     with safe_open(tmp_path / "adapter_model.safetensors", "pt") as file:
         assert not any("_orig_mod" in key or "_checkpoint" in key for key in file.keys())
 
@@ -168,49 +164,6 @@ def test_numbers_that_are_not_finite_are_refused_at_load(key, value, tmp_path):
     other = peft.get_peft_model(classifier(3), ns.peft.NslConfig(modules_to_save=["3"]))
     with pytest.raises(ValueError, match="adapter 'bad'"):
         other.load_adapter(str(tmp_path), "bad")
-
-
-@pytest.mark.parametrize("network", [checkpointed, compiled])
-def test_wrappers_inside_and_around(network, x, tmp_path):
-    model = moved(peft.get_peft_model(network(), ns.peft.NslConfig()), 0.2).eval()
-    file = ns.peft.export_adapter(model, tmp_path / "a")
-    similar = ns.load_adapter(network(), file).eval()
-    y = similar(x)
-    assert torch.equal(model(x), y)
-    assert torch.equal(ns.peft.import_adapter(network(), file).eval()(x), y)
-    model.save_pretrained(str(tmp_path / "folder"))
-    again = peft.PeftModel.from_pretrained(network(), str(tmp_path / "folder")).eval()
-    assert torch.equal(again(x), y)
-    model.add_adapter("other", ns.peft.NslConfig())
-    model.set_adapter("other")
-    assert torch.equal(model(x), network().eval()(x))
-    named = ns.peft.NslConfig(target_modules=["1.0" if network is checkpointed else "1"])
-    assert sum(isinstance(part, ns.peft.NslLayer) for part in peft.get_peft_model(
-        network(), named
-    ).modules()) == 1  # fmt: skip
-
-
-def test_a_layer_that_is_compiled_alone_is_refused(x):
-    network = nn.Sequential(torch.compile(nn.Conv2d(3, 3, 3), backend="eager"))
-    layer, y = network[0]._orig_mod, network(x)
-    with pytest.raises(ValueError, match="must name no layer that is compiled alone"):
-        peft.get_peft_model(network, ns.peft.NslConfig())
-    assert network[0]._orig_mod is layer
-    assert torch.equal(network(x), y)
-
-
-@pytest.mark.parametrize("bias", ["all", "nsl_only"])
-def test_an_exported_file_holds_trained_biases(bias, x, tmp_path):
-    def network():
-        torch.manual_seed(1)
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()
-
-    model = peft.get_peft_model(network(), ns.peft.NslConfig(bias=bias)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1, alpha=int(parameter.requires_grad))
-    file = ns.peft.export_adapter(model, tmp_path / "a")
-    assert torch.equal(ns.load_adapter(network(), file)(x), model(x))
 
 
 def test_what_cannot_be_exported_is_told(tmp_path):

@@ -48,33 +48,30 @@ def x():
     return torch.randn(2, 3, 9, 9)
 
 
+BOTH = {"adapter_names": ["a", "b"]}
+STATES = {
+    "dynamic": ("dynamic-diagonal", nn.Module.eval, r"'2': .* static, got the dynamic \['b'\]"),
+    "not finite": ("static-full", spoil, "'2': .* merged must be finite"),
+    "written": ("static-full", write, r"'2': .* merge_and_unload\(\) keeps what was written"),
+}
+
+
 @pytest.mark.parametrize(
-    ("similarity", "prepare", "message", "action"),
+    ("name", "action"),
     [
-        (similarity, prepare, message, action)
-        for similarity, prepare, message, actions in [
-            (
-                "dynamic-diagonal", nn.Module.eval, r"'2': .* static, got the dynamic \['b'\]",
-                [lambda m: m.merge_adapter(["a", "b"]),
-                 lambda m: m.merge_and_unload(adapter_names=["a", "b"])],
-            ),
-            (
-                "static-full", spoil, "'2': .* merged must be finite",
-                [lambda m: m.merge_adapter(["a", "b"], safe_merge=True),
-                 lambda m: m.merge_and_unload(safe_merge=True, adapter_names=["a", "b"])],
-            ),
-            (
-                "static-full", write, r"'2': .* merge_and_unload\(\) keeps what was written",
-                [lambda m: m.unmerge_adapter(), lambda m: m.set_adapter("b"),
-                 lambda m: m.merge_adapter(["b"]),
-                 lambda m: m.merge_and_unload(adapter_names=["b"])],
-            ),
-        ]
-        for action in actions
+        ("dynamic", lambda model: model.merge_adapter(**BOTH)),
+        ("dynamic", lambda model: model.merge_and_unload(**BOTH)),
+        ("not finite", lambda model: model.merge_adapter(safe_merge=True, **BOTH)),
+        ("not finite", lambda model: model.merge_and_unload(safe_merge=True, **BOTH)),
+        ("written", lambda model: model.unmerge_adapter()),
+        ("written", lambda model: model.set_adapter("b")),
+        ("written", lambda model: model.merge_adapter(["b"])),
+        ("written", lambda model: model.merge_and_unload(adapter_names=["b"])),
     ],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore:Adapter cannot be set:UserWarning", "ignore:Already following")
-def test_what_fails_in_a_later_layer_changes_none(x, similarity, prepare, message, action):
+def test_what_fails_in_a_later_layer_changes_none(x, name, action):
+    similarity, prepare, message = STATES[name]
     model = adapted(similarity)
     prepare(model)
     before, y = state(model), model(x)
