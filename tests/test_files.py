@@ -6,8 +6,9 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,25 +139,22 @@ def write_locked(path):
         file.write(b"new")
 
 
-@pytest.mark.parametrize("write", [write_half, write_lines, write_locked])
-def test_only_a_regular_file_is_written(other, write):
+@pytest.mark.parametrize(
+    ("write", "what"),
+    [
+        *((w, "regular file") for w in (write_half, write_lines, write_locked)),
+        (write_folder, "folder"),
+    ],
+)
+def test_only_a_file_gives_way_to_a_file_and_a_folder_to_a_folder(other, write, what):
     path, kind = other
-    before = contents(path.parent)
-    reason = f"other must be a regular file or not exist, got a {kind}"
-    with pytest.raises(ValueError, match=reason):
+    if kind == what:
         write(path)
-    assert contents(path.parent) == before
-
-
-def test_only_a_folder_gives_way_to_a_folder(other):
-    path, kind = other
-    before = contents(path.parent)
-    if kind == "folder":
-        write_folder(path)
         assert [child.name for child in path.iterdir()] == ["file"]
         return
-    with pytest.raises(ValueError, match=f"other must be a folder or not exist, got a {kind}"):
-        write_folder(path)
+    before = contents(path.parent)
+    with pytest.raises(ValueError, match=f"other must be a {what} or not exist, got a {kind}"):
+        write(path)
     assert contents(path.parent) == before
 
 
@@ -229,23 +227,11 @@ def test_processes_that_write_to_one_path_never_fail(tmp_path):
 
 
 def test_threads_that_write_to_one_path_never_fail(tmp_path):
-    failed = []
-
-    def write(letter):
-        try:
-            for _ in range(30):
-                write_text(tmp_path / "file", letter * 10_000)
-        except OSError as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=write, args=(letter,)) for letter in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    texts = [letter * 10_000 for letter in "abcd"]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(partial(write_text, tmp_path / "file"), 30 * texts))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file").read_text() in {letter * 10_000 for letter in "abcd"}
+    assert (tmp_path / "file").read_text() in texts
 
 
 def test_names_are_as_long_as_the_disk_allows_hidden_ones_included(tmp_path):

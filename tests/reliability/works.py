@@ -30,15 +30,12 @@ from neural_similarity_paper.studies.adapt_unlabelled import KNOWN_CHANGES
 
 UNREAD = {"state.pt", "manifest.json", "environment.json", "network.pt2"}
 """Files whose bytes hold times or names of folders; that they are there is compared."""
-SHORT = (
-    " --width 0.05 --steps 3 --drops 2 --batch-size 8 --crop 1 --log-every 1 --checkpoint-every 1 "
-    "--similarity static-diagonal --evaluate-every 2 --precision fp32 --device cpu"
-)
-EPISODES = (
-    " --width 0.05 --steps 3 --drops 2 --batch-size 8 --ways 2 --shots 2 --queries 3"
-    " --select-ways 2 --select-tasks 4 --evaluate-every 2 --crop 1 --log-every 1"
+COMMON = (
+    " --width 0.05 --steps 3 --drops 2 --batch-size 8 --evaluate-every 2 --crop 1 --log-every 1"
     " --checkpoint-every 1 --precision fp32 --device cpu"
 )
+SHORT = COMMON + " --similarity static-diagonal"
+EPISODES = COMMON + " --ways 2 --shots 2 --queries 3 --select-ways 2 --select-tasks 4"
 
 
 @dataclass(frozen=True)
