@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from benchmarks import oracle
 from benchmarks.case import Case, Placed, Subject, moved, seeded
 from benchmarks.compare import Entrant, compare, forward_call
-from benchmarks.measure import Call, macs
+from benchmarks.measure import Call, Clock, macs
 from benchmarks.options import Options
 from benchmarks.oracle import Checker
 from benchmarks.report import Group, Row
@@ -143,7 +143,8 @@ def inference(options: Options) -> Iterator[Row]:
         images = case.images(case.batch)
         found = list(_used(case, (PLAIN, *options.similarity)))
         calls = [forward_call(one.module, [images]) for one in found]
-        yield from _compared({}, case, FORWARD, zip(found, calls, strict=True))
+        pairs = zip(found, calls, strict=True)
+        yield from compared_networks(group_of(case), case, FORWARD, pairs)
 
 
 def _used(case: Case, names: Iterable[str]) -> Iterator[Subject]:
@@ -180,7 +181,13 @@ def updates(
         return partial(update, module, optimizer, (images, labels))
 
     pairs = [(one, call(one.module)) for one in subjects]
-    return _compared({"what": what}, case, STEP, pairs)
+    return compared_networks(group_of(case, what), case, STEP, pairs)
+
+
+def group_of(case: Case, what: str = "") -> Group:
+    """What networks of a case have in common."""
+    group: Group = {"dtype": case.runtime.precision, "batch": case.batch}
+    return {"what": what} | group if what else group
 
 
 def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> None:
@@ -192,12 +199,15 @@ def update(model: nn.Module, optimizer: Optimizer, batch: Sequence[Tensor]) -> N
     optimizer.step()
 
 
-def _compared(
-    words: Group, case: Case, what: str, pairs: Iterable[tuple[Subject, Call]]
+def compared_networks(
+    group: Group,
+    case: Case,
+    what: str,
+    pairs: Iterable[tuple[Subject, Call]],
+    clock: Clock | None = None,
 ) -> list[Row]:
     """Subjects and the calls that are timed of them."""
     check, images = checker_of(case), case.images(case.batch)
-    group = words | {"dtype": case.runtime.precision, "batch": case.batch}
 
     def enter(one: Subject, call: Call) -> Entrant:
         return Entrant(
@@ -208,7 +218,7 @@ def _compared(
             speeds={"images_per_second": case.batch},
         )
 
-    return compare(group, [enter(*pair) for pair in pairs], case)
+    return compare(group, [enter(*pair) for pair in pairs], case, clock)
 
 
 def _of_timm(name: str) -> nn.Module:

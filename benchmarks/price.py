@@ -1,6 +1,6 @@
 """What M adds to whole networks, inference and training, and to the smallest layer: CPU time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import SGD
 
 from benchmarks import subjects
-from benchmarks.case import Case
-from benchmarks.compare import Entrant, compare, cpu_clock, forward_call
-from benchmarks.measure import Call, macs, python_frames
+from benchmarks.case import Subject
+from benchmarks.compare import cpu_clock, forward_call
+from benchmarks.measure import Call, python_frames
 from benchmarks.networks import (
     CLASSES,
     CONVERTED,
@@ -19,8 +19,9 @@ from benchmarks.networks import (
     FORWARD,
     PLAIN,
     STEP,
-    checker_of,
+    compared_networks,
     converted_network,
+    group_of,
     subject_of,
     update,
 )
@@ -83,13 +84,6 @@ def price(options: Options) -> Iterator[Row]:
             yield from _network_rows(options, part)
 
 
-def _case(options: Options, part: Part) -> Case:
-    """The case of a part; a quick one has small images."""
-    size = 32 if options.quick else part.size
-    own = replace(options, dtype=part.dtype, batch=(part.batch,), size=(size,))
-    return next(own.cases((part.network,)))
-
-
 def _layer_rows(options: Options) -> Iterator[Row]:
     """A layer whose time is the host's, and one whose memory is told."""
     for channels, (batch, size), what in LAYERS[: 1 if options.quick else None]:
@@ -104,27 +98,22 @@ def _layer_rows(options: Options) -> Iterator[Row]:
 
 
 def _network_rows(options: Options, part: Part) -> list[Row]:
-    case = _case(options, part)
+    """A quick part has small images."""
+    size = 32 if options.quick else part.size
+    own = replace(options, dtype=part.dtype, batch=(part.batch,), size=(size,))
+    case = next(own.cases((part.network,)))
     images = case.images(case.batch)
-    check, count = checker_of(case), case.batch
-    group = {"what": f"{part.what} of {part.network}", "dtype": part.dtype, "batch": part.batch}
 
-    def enter(name: str) -> Entrant:
+    def enter(name: str) -> tuple[Subject, Call]:
         network = converted_network(case, name)
         if part.what == FORWARD:
             network.eval().requires_grad_(False)
         one = subject_of(replace(case, size=CHECKED_SIZE), name, network)
-        calls: Mapping[str, Call] = {part.what: _call(part, one.module, images)}
-        return Entrant(
-            name=name,
-            errors=partial(check.errors, one),
-            calls=calls,
-            costs={"macs": lambda: macs(one.module, [images]) / count},
-            speeds={"images_per_second": count},
-        )
+        return one, _call(part, one.module, images)
 
-    entrants = [enter(name) for name in (PLAIN, *part.names)]
-    return compare(group | {"size": case.size}, entrants, case, cpu_clock(case))
+    group = group_of(case, f"{part.what} of {part.network}") | {"size": case.size}
+    pairs = [enter(name) for name in (PLAIN, *part.names)]
+    return compared_networks(group, case, part.what, pairs, cpu_clock(case))
 
 
 def _call(part: Part, module: nn.Module, images: torch.Tensor) -> Call:

@@ -8,6 +8,7 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`; a test compare
 import json
 import re
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -35,49 +36,11 @@ PAGES = (
 )
 LABELS_SHOWN = 10
 """Labelled images of each class in the pictures and tables of the changes."""
-METHODS = {
-    "full-all": "M and full fine-tuning",
-    "full-tsa": "M and TSA",
-    "full-norm": "M and batch normalisation",
-    "all": "full fine-tuning",
-    "tsa": "TSA (1×1 residual adapters)",
-    "lora-c": "LoRA-C",
-    "norm": "batch normalisation",
-    "full": "**static full M**",
-    "oft": "diag-OFT",
-    "statistics": "running statistics, no labels",
-}
-"""Methods of the maps that are shown, in the words of the pages."""
-PAIRS = {
-    "full-norm": "batch normalisation",
-    "full-tsa": "TSA",
-    "full-all": "full fine-tuning",
-}
-"""What M is added to, in the words of the pages."""
+WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+METHODS, PAIRS, NETWORKS, ASKED = (WORDS[n] for n in ("methods", "pairs", "networks", "asked"))
 RESTORED = "mini-imagenet-24-"
 """Stem of the sheets of deblurring that are shown; the number of pairs comes after it."""
 OURS, REFERENCE, TURNED = "full", "all", "rotation-30"
-NETWORKS = {
-    "static UNS": "static full M",
-    "static DNS": "static diagonal M",
-    "dynamic DNS": "dynamic diagonal M",
-    "dynamic UNS": "dynamic full M",
-    "CNN++": "wider and deeper plain CNN",
-}
-"""Rows of Table 4 in the words of the pages."""
-ASKED = {
-    "A bilinear M generalises": "Convolution with M generalises convolution",
-    "A static M folds": "A static M costs nothing at inference",
-    "Self-attention is": "Self-attention is a special case",
-    "Static UNS errs less than the CNN": "Static full M lowers the error on CIFAR-10",
-    "Dynamic DNS errs less than the CNN": "Dynamic diagonal M lowers the error on CIFAR-10",
-    "CIFAR-100: dynamic DNS errs less than the CNN": "Dynamic diagonal M does so on CIFAR-100",
-    "Dynamic DNS errs less than CNN++": "… more than a larger plain network",
-    "Dynamic inference takes slightly": "Dynamic inference takes slightly more computation",
-    "Static NSN is ahead of fine-tuning": "Few-shot: static M is ahead of fine-tuning",
-    "Dynamic DNS errs less than CNN-10": "Dynamic diagonal M lowers the error on ImageNet",
-}
-"""Claims that a reader asks about, by the beginning of their line of evidence/claims.md."""
 
 
 @cache

@@ -7,9 +7,11 @@ colour-blind readers tell apart. At its natural size a picture fits the column o
 """
 
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import answers
@@ -24,6 +26,7 @@ import neural_similarity as ns
 from neural_similarity_paper.tables import TABLES, make_report
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
+CONTENT = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 BUDGETS = (1 / 64, 1 / 32, 1 / 8, 1)
 UPDATES = 64_000
 
@@ -258,15 +261,12 @@ def draw_verdicts(theme: Theme) -> Figure:
     return figure
 
 
-Box = tuple[str, float, float]
-
-
 def draw_boxes(
     theme: Theme,
-    size: tuple[float, float],
-    boxes: dict[str, Box],
-    arrows: tuple[tuple[str, str, str], ...],
-    strong: tuple[str, ...] = (),
+    size: Sequence[float],
+    boxes: dict[str, tuple[str, float, float]],
+    arrows: Sequence[Sequence[str]],
+    strong: Sequence[str],
 ) -> Figure:
     """Boxes of text at places in percent, and arrows with their words between them."""
     figure, panel = make_panel(*size)
@@ -289,50 +289,6 @@ def draw_boxes(
     return figure
 
 
-def draw_decision(theme: Theme) -> Figure:
-    """Which similarity: the decision tree."""
-    boxes: dict[str, Box] = {
-        "known": ("Is the change of the images\nknown (angle, zoom, flip)?", 30, 92),
-        "correct": ("correct the images;\nright angles: Affine", 78, 92),
-        "pretrained": ("Is the network pretrained\nand the data small?", 30, 71),
-        "static": ("static-full; compare with\nbatch norm and full tuning", 80, 71),
-        "cost": ("Must inference cost\nthe same?", 30, 50),
-        "free": ("static-full:\nfree, expect little", 80, 50),
-        "read": ("Must M be interpreted\nor constrained?", 30, 29),
-        "structures": ("Symmetric, Sparse,\nMasked, LowRank", 80, 29),
-        "research": ("dynamic-diagonal, compared with\na wider network of the same time", 30, 8),
-    }
-    yes = (
-        ("known", "correct", "yes"),
-        ("pretrained", "static", "yes"),
-        ("cost", "free", "yes"),
-        ("read", "structures", "yes"),
-    )
-    order = ("known", "pretrained", "cost", "read", "research")
-    no = tuple((a, b, "no") for a, b in pairwise(order))
-    return draw_boxes(theme, (5.4, 5.2), boxes, yes + no, ("static",))
-
-
-def draw_adapter_life(theme: Theme) -> Figure:
-    """The life of an adapter."""
-    boxes: dict[str, Box] = {
-        "network": ("pretrained\nnetwork", 10, 80),
-        "convert": ("M = I everywhere,\nsame outputs", 49, 80),
-        "train": ("M and head\ntrained", 90, 80),
-        "file": ("adapter file,\n7 to 15 kB", 90, 20),
-        "switch": ("several on one\nbackbone", 50, 20),
-        "fold": ("plain network,\nONNX", 12, 20),
-    }
-    arrows = (
-        ("network", "convert", "convert"),
-        ("convert", "train", "your loop"),
-        ("train", "file", "save_adapter"),
-        ("file", "switch", "adapters"),
-        ("switch", "fold", "fold"),
-    )
-    return draw_boxes(theme, (5.8, 2.5), boxes, arrows, ("train",))
-
-
 PICTURES: dict[str, Callable[[Theme], Figure]] = {
     "kernel": draw_kernels,
     "accuracy": draw_accuracy,
@@ -340,8 +296,8 @@ PICTURES: dict[str, Callable[[Theme], Figure]] = {
     "schedule": draw_schedule,
     "cost": draw_cost,
     "verdicts": draw_verdicts,
-    "which": draw_decision,
-    "adapter": draw_adapter_life,
+    "which": partial(draw_boxes, **CONTENT["which"]),
+    "adapter": partial(draw_boxes, **CONTENT["adapter"]),
 }
 
 

@@ -5,40 +5,13 @@ They are checked in README and in the pages of the navigation; code is left out.
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PHRASES = {
-    r"is not apart from": "does not differ measurably from",
-    r"by its own rate|rate by curvature|own rate": "default learning rate",
-    r"\bways? (?:to adapt|of adapting|of training|that trains?)": "method",
-    r"\b(?:every|other|each|best|cheap) ways?\b": "method",
-    r"numbers (?:that are )?trained|trained numbers|\d[\d,]* numbers\b": "parameters",
-    r"\b(?:best|higher?|lower|same|one|its|fixed|smaller|larger) rates?\b": "learning rate",
-    r"\bmelts?\b": "shrinks as training continues",
-    r"\bturned back|changed back|\bundone\b": "corrected",
-    r"\bturned\b|\bturn(?:s|ing)? (?:by|all|the (?:images|kernels))\b": "rotated",
-    r"\bhands? out\b": "exports",
-    r"\btold\b|\bcannot tell\b|\bnot tell (?:which|what|whether)\b": "reported, show",
-    r"\b(?:two|three|four|several|all) ways\b": "methods",
-    r"\bkinds? of changed\b": "changes",
-    r"\b(?:trained )?to the end\b": "for the full schedule",
-    r"\bthe other one\b|\b(?:this|that) one\b|\bone of the two\b": "the noun",
-    r"\b(?:one|two|three|raw) numbers?\b": "parameters",
-    r"\bof one's own\b": "your own",
-    r"\bof which it has\b|\bof as many\b": "with as many",
-    r"\bis bound by\b": "is limited by",
-    r"\bstands? on\b": "acts on",
-    r"\bwhat follows is of\b": "the following was measured on",
-    r"\bbeside\b": "compared with, next to",
-    r"\bit is on that\b|\bthat is on then\b": "the current one",
-    r"\bnumbers of (?!images|parameters|labels)": "a count, or parameters",
-    r"\bnobody(?:'s)? rate\b": "no learning rate",
-    r"\bby image alone\b|\bby seed alone\b": "by image only",
-    r"\bnot recorded\b|\bran again\b|\brun again\b": "leave it out, or point to a record",
-}
+PHRASES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """Regular expressions, and what to write."""
 GENERATED = ("reference/api/", "reference/commands.md", "notebooks/")
 """Pages that other texts make."""
