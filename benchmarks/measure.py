@@ -74,7 +74,8 @@ def measure(
     def attempt() -> dict[str, Timing]:
         times: dict[str, dict[int, float]] = {name: {} for name in calls}
         for turn in range(rounds):
-            for name in _rotated(list(calls), turn):
+            names = list(calls)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 if turn % every[name] == 0:
                     times[name][turn] = clock(calls[name], repeats[name])
         return {name: _timing(own, times[baseline]) for name, own in times.items()}
@@ -83,11 +84,6 @@ def measure(
     while found[-1][baseline].spread > QUIET and len(found) < attempts:
         found.append(attempt())
     return min(found, key=lambda times: times[baseline].spread)
-
-
-def _rotated(names: list[str], turn: int) -> list[str]:
-    shift = turn % len(names)
-    return names[shift:] + names[:shift]
 
 
 def _timing(own: Mapping[int, float], baseline: Mapping[int, float]) -> Timing:
@@ -180,7 +176,9 @@ def macs(module: nn.Module, inputs: Iterable[Tensor]) -> int:
     import_module("neural_similarity.ops.flops")
     from torch.utils.flop_counter import FlopCounterMode
 
-    formulas: dict[Any, Callable[..., int]] = {torch.ops.aten.mul: _product_flops}
+    formulas: dict[Any, Callable[..., int]] = {
+        torch.ops.aten.mul: lambda *_, out_shape: 2 * prod(out_shape)
+    }
     with suppress(ImportError):  # A first call would register the operator after this look.
         import_module("torchvision.ops")
     if hasattr(torch.ops.torchvision, "deform_conv2d"):
@@ -189,10 +187,6 @@ def macs(module: nn.Module, inputs: Iterable[Tensor]) -> int:
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         module(*inputs)
     return counter.get_total_flops() // 2
-
-
-def _product_flops(*_: Any, out_shape: Shape) -> int:
-    return 2 * prod(out_shape)
 
 
 def _deformable_flops(x: Shape, weight: Shape, *_: Any, out_shape: Shape) -> int:

@@ -1,7 +1,7 @@
 """What a benchmark found: values, a file, and tables in Markdown."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +89,13 @@ def read_report(path: Path) -> Report:
     """
     try:
         content = read_json(path)
-        return Report(**content | {"rows": tuple(map(_row, content["rows"]))})
+        rows = [
+            Row(**row | {"times": {name: Timing(**t) for name, t in row["times"].items()}})
+            for row in content["rows"]
+        ]
+        return Report(**content | {"rows": tuple(rows)})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read as a benchmark's report: {error!r}") from error
-
-
-def _row(content: dict[str, Any]) -> Row:
-    times = {name: Timing(**timing) for name, timing in content["times"].items()}
-    return replace(Row(**content), times=times)
 
 
 def by_group(rows: Iterable[Row], without: Collection[str] = ()) -> dict[str, list[Row]]:

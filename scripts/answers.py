@@ -272,30 +272,12 @@ def range_text(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-DIAGONAL, LAYER, BOTH = "dynamic diagonal M", "ours, layer with predictor", "forward + backward"
-CNN9, STEP, EPYC = "step, CNN-9", "step, ResNet-18", "epyc/price.json"
-RESNET, LITE = {"what": "step of ResNet-18"}, {"what": "updates of EfficientNet"}
-SMALL = {"channels": 8}
-COSTS = (
-    ("static M", CNN9, "recipes.json", "cifar10-static-uns", "step", {}),
-    ("static M", f"{STEP}, bf16", EPYC, "static-full", "step", RESNET),
-    ("one M per image (`ns.Pooled`)", STEP, EPYC, "pooled-full", "step", RESNET),
-    ("light diagonal M (`ns.Light`)", STEP, EPYC, "light-diagonal", "step", RESNET),
-    (DIAGONAL, STEP, EPYC, "dynamic-diagonal", "step", RESNET),
-    (DIAGONAL, CNN9, "recipes.json", "cifar10-dynamic-dns", "step", {}),
-    (DIAGONAL, "step, EfficientNet-Lite0", "epyc/networks.json", "dynamic-diagonal", "step", LITE),
-    (DIAGONAL, "one layer of 8 channels, 8×8", EPYC, LAYER, BOTH, SMALL),
-    ("dynamic full M", CNN9, "recipes.json", "cifar10-dynamic-uns", "step", {}),
-)
-"""Similarity and case with report, row, time and group of the benchmark that measured them."""
-
-
 def cost_rows() -> Iterator[tuple[str, str, list[float]]]:
     """Similarity, case and times over the plain network's."""
     files = ("inference.json", "epyc/inference.json")
     folded = (value for f in files for value in time_ratios(f, "static-full, folded", "forward"))
     yield "static M, folded", "inference, CNN-9", sorted(folded)
-    for name, case, file, row, kind, group in COSTS:
+    for name, case, file, row, kind, group in WORDS["costs"]:
         yield name, case, time_ratios(file, row, kind, **group)
 
 

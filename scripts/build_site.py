@@ -57,32 +57,13 @@ STRUCTURES: dict[str, ns.nn.Structure] = {
     "Unshared": ns.Unshared(ns.Full(), channels=2),
 }
 """The structures whose pages have a picture of M."""
-DRAWN = """\
-Left: the M that rotates a 3×3 kernel by 30°. Right: this structure, fitted to it by gradient
-descent. Both are shown minus the identity. Each of the nine small maps belongs to the kernel tap at
-its place, and shows which taps of the patch this kernel tap is multiplied with. A diagonal M has
-one map. [What M learned](../../notebooks/what-m-learned.md) shows trained networks.
-"""
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 METHODS = {
     "neural_similarity.nn.layer.SimilarityLayer.fuse": "layer.fuse",
     "neural_similarity.nn.similarity.StaticSimilarity.matrix": "layer.similarity.matrix, static",
     "neural_similarity.nn.similarity.DynamicSimilarity.matrix": "layer.similarity.matrix, dynamic",
 }
 """What every layer and its `similarity` have beside their own, shown with the first of them."""
-INDEX = """\
-# Python
-
-All names of `import neural_similarity as ns`, each with an example that runs. `nn.Conv2d` in a
-signature is torch's. Begin with [`ns.convert`](convert.md),
-[`ns.freeze_backbone`](freeze_backbone.md), [`ns.parameter_groups`](parameter_groups.md),
-[`ns.save_adapter`](save_adapter.md) and [`ns.fold`](fold.md).
-"""
-COMMAND_LINE = """\
-# Command line
-
-Every option of `nsim train` is a field of the recipe in Python: `--batch-size 64` is
-`Recipe(batch_size=64)`. `nsim train RECIPE --help` shows the fields and defaults of each recipe.
-"""
 RECIPES = ("train adapt", "train fewshot-quickstart")
 """Recipes with fields of their own."""
 KINDS = ("Layers and similarities", "Functions", "Modules")
@@ -94,17 +75,6 @@ def public_names() -> dict[str, griffe.Object]:
     """The definitions of all public names of the package; the stub names them."""
     package = griffe.load("neural_similarity", search_paths=[ROOT / "src"], resolve_aliases=True)
     return {name: package[name] for name in dir(ns) if name != "__version__"}
-
-
-def first_line(found: griffe.Object) -> str:
-    """The first line of a docstring."""
-    return found.docstring.value.partition("\n")[0] if found.docstring else ""
-
-
-def reference_examples() -> dict[str, str]:
-    """The example of every public name, in Markdown."""
-    text = (ROOT / "examples" / "reference.md").read_text("utf-8")
-    return dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
 
 
 def kind_of(name: str, found: griffe.Object) -> str:
@@ -131,14 +101,15 @@ def write_navigation() -> None:
 
 def reference_pages() -> dict[str, str]:
     """The pages of the reference, by file name."""
-    shown = reference_examples()
+    text = (ROOT / "examples" / "reference.md").read_text("utf-8")
+    shown = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     pages = {
         name: f"{reference_page(name, found)}\n## Example\n{shown[name]}"
         for name, found in public_names().items()
     }
     for name in STRUCTURES:
         picture = f"![A rotation by 30°, and the nearest M of this structure]({name}.png){{.fit}}"
-        pages[name] += f"## M\n\n{picture}\n\n{DRAWN}\n"
+        pages[name] += f"## M\n\n{picture}\n\n{TEXTS['drawn']}\n"
     for path, heading in METHODS.items():
         pages["Conv2d"] += f"\n::: {path}\n    options:\n      heading: {heading}\n"
     return {"index.md": index_page()} | {f"{n}.md": p for n, p in pages.items()}
@@ -146,11 +117,12 @@ def reference_pages() -> dict[str, str]:
 
 def index_page() -> str:
     """The public names by kind, each with the first line of its docstring."""
-    parts = [INDEX]
+    parts = [TEXTS["index"]]
     for kind in KINDS:
         rows = [
-            f"| [`ns.{name}`]({name}.md) | {first_line(found)} |"
+            f"| [`ns.{name}`]({name}.md) | {text.value.partition(chr(10))[0] if text else ''} |"
             for name, found in public_names().items()
+            for text in (found.docstring,)
             if kind_of(name, found) == kind
         ]
         parts.append("\n".join((f"\n## {kind}\n", "| name | |", "|---|---|", *rows)) + "\n")
@@ -253,7 +225,7 @@ def write_commands() -> None:
     """Write the page of the command line: what `nsim COMMAND --help` prints."""
     with redirect_stdout(StringIO()) as shown:
         nsim(["--help"])
-    parts = [COMMAND_LINE, _shell(shown.getvalue())]
+    parts = [TEXTS["command_line"], _shell(shown.getvalue())]
     for line in (*COMMANDS, *RECIPES):
         if text := help_page(*line.split()):
             parts += [f"## nsim {line}\n", _shell(text)]

@@ -14,10 +14,11 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from prose import replace_table
+
 from neural_similarity_paper.tables.markdown import markdown_rows
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 RESULTS = ROOT / "results" / "reliability.json"
 FILES = {
     "adapters forged in every field": "tests/conversion/test_forged_adapters.py",
@@ -96,10 +97,8 @@ def main(parts):
     if own:
         codes.append(run_tests(own, report)[0])
     results = json.loads(RESULTS.read_text("utf-8"))
-    page = ROOT / "docs" / "evidence" / "reliability.md"
-    before, rest = page.read_text("utf-8").split(BEGIN)
-    tables = f"{table_of_works(results)}\n\n{table_of_parts(results)}\n"
-    page.write_text(f"{before}{BEGIN}\n{tables}\n{END}{rest.split(END)[1]}", "utf-8")
+    tables = f"\n{table_of_works(results)}\n\n{table_of_parts(results)}\n\n"
+    replace_table(ROOT / "docs" / "evidence" / "reliability.md", tables)
     return max(codes)
 
 

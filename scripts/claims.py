@@ -19,7 +19,7 @@ from neural_similarity_paper.tables import TABLES, make_report, read_records
 from neural_similarity_paper.tables.markdown import interval_text, markdown_rows
 from neural_similarity_paper.tables.records import Record
 from neural_similarity_paper.tables.report import compare_records, records_by_seed
-from neural_similarity_paper.tables.verdicts import Adjusted, Comparison, Verdict, judge_comparisons
+from neural_similarity_paper.tables.verdicts import Comparison, Verdict, judge_comparisons
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -167,12 +167,12 @@ def p_text(verdict: Verdict, unit: str) -> str:
     parts = {"over seeds": verdict.seeds}
     if verdict.seeds is None or "only" in verdict.status:
         parts[f"by {unit}"] = verdict.images
-    return "; ".join(f"{_adjusted_text(p)} {way}" for way, p in parts.items() if p)
-
-
-def _adjusted_text(found: Adjusted) -> str:
-    numbers = (found.p, found.holm, found.fdr)
-    return "{} (Holm {}, BH {})".format(*(f"{p:.2g}" if p >= 1e-4 else "< 1e-4" for p in numbers))
+    texts = {
+        way: [f"{p:.2g}" if p >= 1e-4 else "< 1e-4" for p in (found.p, found.holm, found.fdr)]
+        for way, found in parts.items()
+        if found
+    }
+    return "; ".join(f"{p} (Holm {holm}, BH {fdr}) {way}" for way, (p, holm, fdr) in texts.items())
 
 
 def compare_runs(text: str, table: str = "") -> Found:
@@ -274,15 +274,10 @@ def _figure(text: str) -> str:
     return f"{value:.3g}"
 
 
-@cache
-def _record(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"theory/{name}.json").read_text("utf-8"))["result"]
-
-
 def _theory(path: str) -> Any:
     """What lies at NAME/KEY/KEY of the records of `nsim theory`; keys of lists are positions."""
     name, *keys = path.split("/")
-    value = _record(name)
+    value = json.loads((RESULTS / f"theory/{name}.json").read_text("utf-8"))["result"]
     for key in keys:
         value = value[int(key)] if isinstance(value, list) else value[key]
     return value

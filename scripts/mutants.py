@@ -57,17 +57,9 @@ MODULES: dict[str, tuple[Paths, Paths]] = {
 """Sources and tests of every module, files or folders."""
 ELSEWHERE = ("triton", "native")
 """What runs on a GPU, or is C behind these lines."""
-COMPARISONS = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    **{ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.Is: ast.IsNot, ast.In: ast.NotIn},
+    **{ast.LtE: ast.Lt, ast.GtE: ast.Gt, ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In},
 }
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult}
 SECONDS = 600
@@ -248,12 +240,6 @@ def _run(bug: Bug, tests: list[str], marks: str) -> None:
         os._exit(code)
 
 
-def known_results() -> dict[str, bool]:
-    """What earlier calls found: whether a bug survived, by the bug."""
-    lines = RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() else []
-    return {json.dumps(line["bug"]): line["survives"] for line in map(json.loads, lines)}
-
-
 def main() -> None:
     """Try what has not been tried, and show the survivors."""
     parser = argparse.ArgumentParser(description="Plant bugs and see whether tests find them.")
@@ -265,7 +251,9 @@ def main() -> None:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     for module in SHARED:
         importlib.import_module(module)
-    results, chosen = known_results(), []
+    lines = RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() else []
+    results = {json.dumps(line["bug"]): line["survives"] for line in map(json.loads, lines)}
+    chosen = []
     for module in options.modules:
         for bug in bugs_of_module(module)[: options.each]:
             key = json.dumps(asdict(bug))

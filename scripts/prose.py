@@ -54,6 +54,12 @@ def plain_text(text: str) -> str:
     return re.sub(r"`[^`\n]*`|\]\([^)]*\)|https?://\S+", "", text)
 
 
+def replace_table(page: Path, table: str) -> None:
+    """Put a table between the marks of a page."""
+    head, begin, rest = page.read_text("utf-8").partition("<!-- table -->\n")
+    page.write_text(f"{head}{begin}{table}{''.join(rest.partition('<!-- end -->')[1:])}", "utf-8")
+
+
 def stumbling_phrases(page: str) -> list[str]:
     """Every phrase of the list on a page, with its line and what to write."""
     text = plain_text(page_source(page).read_text("utf-8"))

@@ -44,19 +44,18 @@ for index, words in enumerate(json.loads(sys.argv[1])):
 def main() -> int:
     """Compare, print what differs, and return the exit code."""
     other = Path(sys.argv[1]).resolve()
-    different = [*differing_tables(other), *differing_trainings(other)]
+    mine, theirs = (printed_numbers(checkout) for checkout in (HERE, other))
+    different = [f"table {' '.join(words)}" for words in mine if mine[words] != theirs[words]]
+    different += differing_trainings(other)
     sys.stdout.write("\n".join(different or ["equal"]) + "\n")
     return 1 if different else 0
 
 
-def differing_tables(other: Path) -> list[str]:
-    """The tables, at every recorded budget, in which the two print other numbers."""
-    mine, theirs = (printed_numbers(checkout) for checkout in (HERE, other))
-    return [f"table {' '.join(words)}" for words in mine if mine[words] != theirs[words]]
-
-
 def printed_numbers(checkout: Path) -> dict[tuple[str, ...], list[str]]:
-    """The numbers that a checkout prints, by the command; one process prints all tables."""
+    """The numbers that a checkout prints in the tables at every recorded budget, by the command.
+
+    One process prints all tables.
+    """
     budgets = {path.name for path in (HERE / "results").glob("**/*") if path.is_dir()}
     budgets = sorted(name for name in budgets if name.replace(".", "").isdecimal())
     choices = [[], *(["--budget", budget] for budget in budgets)]

@@ -30,24 +30,7 @@ NAVIGATION = [
     for page in prose.navigation_labels()
 ]
 """Names of the pages whose pictures are kept; all pages are checked."""
-FACTS = """() => ({
-  wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-  links: [...document.querySelectorAll('a[href]')].map(a => a.href),
-  ids: [...document.querySelectorAll('[id]')].map(e => e.id),
-  empty: [...document.querySelectorAll('main img, body > section img')]
-    .filter(i => i.complete && !i.naturalWidth).map(i => i.src),
-  small: [...document.querySelectorAll('main img:not(.fit), body > section img')]
-    .filter(i => i.clientWidth && i.clientWidth < 0.4 * i.naturalWidth).map(i => i.alt),
-  broad: [...document.querySelectorAll('article img, article table')].filter(e => e.clientWidth)
-    .filter(e => !/evidence/.test(location) && (e.tagName == 'IMG' || innerWidth > 1000))
-    .filter(e => e.getBoundingClientRect().width > e.closest('article').clientWidth + 1)
-    .map(e => e.alt || e.textContent.trim().slice(0, 40)),
-  flat: [...document.querySelectorAll('math')]
-    .filter(m => !m.getBoundingClientRect().height).length,
-  raw: [...document.querySelectorAll('article p, article li, article td')]
-    .filter(e => !e.querySelector('code') && /\\$[^$]+\\$/.test(e.textContent))
-    .map(e => e.textContent.slice(0, 60)),
-})"""
+FACTS = Path(__file__).with_name("page_facts.js").read_text("utf-8")
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -55,13 +38,6 @@ class Quiet(SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
-
-
-def serve_folder(folder: Path) -> str:
-    """Serve a folder from another thread, and return its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}/"
 
 
 def visit_page(page: Page, address: str, name: str) -> tuple[list[str], dict]:
@@ -123,7 +99,9 @@ def page_names(address: str) -> dict[str, str]:
 
 def site_problems(browser: Browser, reports: list[str]) -> list[str]:
     """All problems of all pages at all widths."""
-    address, problems, facts = serve_folder(SITE), [], {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(SITE)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    address, problems, facts = f"http://127.0.0.1:{server.server_port}/", [], {}
     wanted = page_names(address)
     wanted |= {Path(file).resolve().as_uri(): f"index-{Path(file).stem}" for file in reports}
     for width in WIDTHS:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import timm
 import torch
+from prose import replace_table
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
@@ -30,7 +31,6 @@ SMALL = (
 SIZES = 64, 96, 128, 224, 256
 TOLERANCE = 1e-3
 """Largest difference of a folded or exported network, relative to its largest output."""
-MARKS = "<!-- table -->\n", "<!-- end -->\n"
 
 
 def smallest_network(family):
@@ -120,7 +120,10 @@ def fill_row(row, backbone, x):
     """Convert, train, save, load, fold and export a network."""
     plan = ns.plan(backbone, "static-full")
     larger = {n for n, m in backbone.named_modules() if is_larger(m)}
-    row |= {"size": x.shape[-1], "larger": len(larger), "reasons": reasons_of(plan, larger)}
+    # Why convolutions are not converted, but for those of a single tap.
+    found = {why for name, why in plan.items() if why and (name in larger or "tap" not in why)}
+    reasons = sorted({re.sub(r"\d+", "n", why) for why in found})
+    row |= {"size": x.shape[-1], "larger": len(larger), "reasons": reasons}
     alone = None not in plan.values()  # without a convolution to convert: linear layers
     row["layers"] = "linear" if alone else "convolutions"
     similarity, where = ("static-diagonal", nn.Linear) if alone else ("static-full", None)
@@ -146,12 +149,6 @@ def is_larger(module):
     """Whether a module is a convolution of more than one tap, which is to be converted."""
     own = module._parameters.get("weight")
     return isinstance(module, _ConvNd) and (own is None or own[0, 0].numel() > 1)
-
-
-def reasons_of(plan, larger):
-    """Why convolutions are not converted, but for those of a single tap."""
-    found = {why for name, why in plan.items() if why and (name in larger or "tap" not in why)}
-    return sorted({re.sub(r"\d+", "n", why) for why in found})
 
 
 def errors_of(row):
@@ -182,37 +179,22 @@ def table_of(rows):
     return "\n".join(lines + [f"| {why} | {family} |" for why, family in reasons]) + "\n"
 
 
-def write_page(table):
-    """Put a table between the marks of the page."""
-    begin, end = MARKS
-    head, _, rest = PAGE.read_text("utf-8").partition(begin)
-    PAGE.write_text(head + begin + table + end + rest.partition(end)[2], "utf-8")
-
-
-def write_record(path, rows):
-    """Write rows, each with its commit, in the order of their names."""
-    commits = sorted({row["commit"] for row in rows.values()})
-    content = {"environment": {"resumed": [{"commit": c} for c in commits]}}
-    content["rows"] = dict(sorted(rows.items()))
-    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-
-
-def read_rows(path):
-    """The rows of a record, in the order of their names; none where there is no record yet."""
-    return json.loads(path.read_text("utf-8"))["rows"] if path.exists() else {}
-
-
 def main(families):
     """Try these families, or those that the record lacks; print, keep and show each."""
     logging.getLogger("neural_similarity").setLevel(logging.ERROR)
-    rows = read_rows(RECORD)
+    rows = json.loads(RECORD.read_text("utf-8"))["rows"] if RECORD.exists() else {}
     commit = checkout_commit()  # before this changes the record
     for family in families or sorted({*timm.list_modules()} - {*rows}):
         rows[family] = try_network(smallest_network(family)) | {"commit": commit}
         sys.stdout.write(f"{family}: {rows[family]}\n")
         sys.stdout.flush()
-        write_record(RECORD, rows)
-    write_page(table_of(read_rows(RECORD)))
+        rows = dict(sorted(rows.items()))
+        commits = [
+            {"commit": commit} for commit in sorted({row["commit"] for row in rows.values()})
+        ]
+        content = {"environment": {"resumed": commits}, "rows": rows}
+        RECORD.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    replace_table(PAGE, table_of(rows))
 
 
 if __name__ == "__main__":
