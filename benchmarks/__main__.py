@@ -82,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> int:
             sys.argv[1:] if args is None else args,
             commands,
             prog=PROGRAM,
-            kind="benchmark",
+            noun="benchmark",
             about="Measure time and memory beside other implementations, each checked first.",
             examples=f"  {PROGRAM} operators\n  {PROGRAM} training --dtype bf16\n{ON_A_GPU}",
         )

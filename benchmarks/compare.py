@@ -61,12 +61,14 @@ def compare(
         setting = group | {"threads": count}
         sys.stderr.write(f"{group_title(setting)}\n")
         with cpu_threads(count), tuned_convolutions():
-            rows += _compared(setting, entrants, case, clock)
+            rows += _timed_rows(setting, entrants, case, clock)
     return rows
 
 
-def _compared(group: Group, entrants: Sequence[Entrant], case: Case, clock: Clock) -> Iterator[Row]:
-    rows = [replace(_checked(one, group), baseline=one is entrants[0]) for one in entrants]
+def _timed_rows(
+    group: Group, entrants: Sequence[Entrant], case: Case, clock: Clock
+) -> Iterator[Row]:
+    rows = [replace(_checked_row(one, group), baseline=one is entrants[0]) for one in entrants]
     right = [one for one, row in zip(entrants, rows, strict=True) if not row.problem]
     found = {}
     for what in () if rows[0].problem else entrants[0].calls:
@@ -74,10 +76,10 @@ def _compared(group: Group, entrants: Sequence[Entrant], case: Case, clock: Cloc
         found[what] = measure(calls, case.rounds, case.attempts, clock)
     for one, row in zip(entrants, rows, strict=True):
         times = {what: times[one.name] for what, times in found.items() if one.name in times}
-        yield replace(row, times=times, costs=_weighed(one, times, case, clock) if times else {})
+        yield replace(row, times=times, costs=_costs_of(one, times, case, clock) if times else {})
 
 
-def _checked(one: Entrant, group: Group) -> Row:
+def _checked_row(one: Entrant, group: Group) -> Row:
     """The row of an entrant without numbers."""
     row = Row(group=group, name=one.name)
     try:
@@ -92,7 +94,7 @@ def _checked(one: Entrant, group: Group) -> Row:
     return replace(row, problem=reason, wrong=reason is not None, error=error)
 
 
-def _weighed(
+def _costs_of(
     one: Entrant, times: Mapping[str, Timing], case: Case, clock: Clock
 ) -> dict[str, float]:
     last, call = list(one.calls.items())[-1]

@@ -108,13 +108,6 @@ def subject_of(case: Case, name: str, network: nn.Module) -> Subject:
     )
 
 
-def checker_of(case: Case) -> Checker:
-    """Compares networks with their oracles."""
-    with seeded():
-        grad = torch.randn(CHECKED, CLASSES).to(case.runtime.device)
-    return Checker(grad, case.dtype)
-
-
 def training(options: Options) -> Iterator[Row]:
     """Updates of CNN-9, plain and with similarities."""
     for case in options.cases():
@@ -141,13 +134,13 @@ def inference(options: Options) -> Iterator[Row]:
     """CNN-9 plain, static, folded and dynamic."""
     for case in options.cases():
         images = case.images(case.batch)
-        found = list(_used(case, (PLAIN, *options.similarity)))
+        found = list(_inference_subjects(case, (PLAIN, *options.similarity)))
         calls = [forward_call(one.module, [images]) for one in found]
         pairs = zip(found, calls, strict=True)
         yield from compared_networks(group_of(case), case, FORWARD, pairs)
 
 
-def _used(case: Case, names: Iterable[str]) -> Iterator[Subject]:
+def _inference_subjects(case: Case, names: Iterable[str]) -> Iterator[Subject]:
     for name in names:
         network = cnn9(case, name).eval().requires_grad_(False)
         original = subject_of(case, name, network)
@@ -207,7 +200,9 @@ def compared_networks(
     clock: Clock | None = None,
 ) -> list[Row]:
     """Subjects and the calls that are timed of them."""
-    check, images = checker_of(case), case.images(case.batch)
+    with seeded():
+        grad = torch.randn(CHECKED, CLASSES).to(case.runtime.device)
+    check, images = Checker(grad, case.dtype), case.images(case.batch)
 
     def enter(one: Subject, call: Call) -> Entrant:
         return Entrant(

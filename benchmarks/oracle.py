@@ -32,7 +32,7 @@ def operator(module: nn.Module, x: Tensor, m: Tensor) -> Tensor:
     if m.dim() == 4:
         m = m.unflatten(1, (taps,) if m.shape[1] == taps else (taps, taps))
     padding = (height // 2, width // 2)
-    return _defined(x, weight, m, (1, 1), padding, (1, 1), x.shape[1] // each)
+    return _operator_in_parts(x, weight, m, (1, 1), padding, (1, 1), x.shape[1] // each)
 
 
 def network(module: nn.Module, x: Tensor) -> Tensor:
@@ -48,11 +48,11 @@ def _by_definition(layer: Conv2d, input: Tensor) -> Tensor:
     static = isinstance(similarity, StaticSimilarity)
     m = similarity.matrix() if static else similarity.matrix(input)
     geometry = layer.stride, layer.padding, layer.dilation, layer.groups
-    y = _defined(input, layer.weight, m, *geometry)
+    y = _operator_in_parts(input, layer.weight, m, *geometry)
     return y if layer.bias is None else y + layer.bias[:, None, None]
 
 
-def _defined(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Tensor:
+def _operator_in_parts(x: Tensor, weight: Tensor, m: Tensor, *geometry: Any) -> Tensor:
     """The definition, some images at a time, which the backward pass computes again.
 
     The geometry is stride, padding, dilation and groups.

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
 from torch.optim import SGD
 
 from benchmarks import subjects
@@ -105,22 +104,17 @@ def _network_rows(options: Options, part: Part) -> list[Row]:
     images = case.images(case.batch)
 
     def enter(name: str) -> tuple[Subject, Call]:
+        """Inference, or an update by plain gradient descent with momentum."""
         network = converted_network(case, name)
         if part.what == FORWARD:
             network.eval().requires_grad_(False)
         one = subject_of(replace(case, size=CHECKED_SIZE), name, network)
-        return one, _call(part, one.module, images)
+        if part.what == FORWARD:
+            return one, forward_call(one.module, [images])
+        labels = torch.arange(len(images), device=images.device) % CLASSES
+        optimizer = SGD(one.module.parameters(), lr=0.01, momentum=0.9)
+        return one, partial(update, one.module, optimizer, (images, labels))
 
     group = group_of(case, f"{part.what} of {part.network}") | {"size": case.size}
     pairs = [enter(name) for name in (PLAIN, *part.names)]
     return compared_networks(group, case, part.what, pairs, cpu_clock(case))
-
-
-def _call(part: Part, module: nn.Module, images: torch.Tensor) -> Call:
-    """Inference, or an update by plain gradient descent with momentum."""
-    if part.what == FORWARD:
-        return forward_call(module, [images])
-    labels = torch.arange(len(images), device=images.device) % CLASSES
-    return partial(
-        update, module, SGD(module.parameters(), lr=0.01, momentum=0.9), (images, labels)
-    )

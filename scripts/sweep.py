@@ -119,7 +119,10 @@ def try_network(name):
 def fill_row(row, backbone, x):
     """Convert, train, save, load, fold and export a network."""
     plan = ns.plan(backbone, "static-full")
-    larger = {n for n, m in backbone.named_modules() if is_larger(m)}
+    # Convolutions of more than one tap are to be converted.
+    convolutions = {n: m for n, m in backbone.named_modules() if isinstance(m, _ConvNd)}
+    kernels = {name: layer._parameters.get("weight") for name, layer in convolutions.items()}
+    larger = {name for name, own in kernels.items() if own is None or own[0, 0].numel() > 1}
     # Why convolutions are not converted, but for those of a single tap.
     found = {why for name, why in plan.items() if why and (name in larger or "tap" not in why)}
     reasons = sorted({re.sub(r"\d+", "n", why) for why in found})
@@ -143,12 +146,6 @@ def fill_row(row, backbone, x):
     differences["exported"] = relative_difference(model, exported, x)
     row |= {key: float(f"{value:.1e}") for key, value in differences.items()}
     row["error"] = "; ".join(errors_of(row))
-
-
-def is_larger(module):
-    """Whether a module is a convolution of more than one tap, which is to be converted."""
-    own = module._parameters.get("weight")
-    return isinstance(module, _ConvNd) and (own is None or own[0, 0].numel() > 1)
 
 
 def errors_of(row):

@@ -288,7 +288,9 @@ def test_what_is_wrong_has_no_time_and_the_command_fails(change, tmp_path, capsy
 
 def test_rows_are_measured_with_their_threads(monkeypatch):
     seen = []
-    monkeypatch.setattr(compare, "_compared", lambda *_: seen.append(torch.get_num_threads()) or [])
+    monkeypatch.setattr(
+        compare, "_timed_rows", lambda *_: seen.append(torch.get_num_threads()) or []
+    )
     compare.compare({}, [], Case(runtime=choose_runtime("cpu", "fp32"), threads=(2, 1)))
     assert seen == [2, 1]
     assert torch.get_num_threads() == 1

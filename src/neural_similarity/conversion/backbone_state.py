@@ -188,7 +188,7 @@ def state_digests(state: Mapping[str, Tensor]) -> dict[str, str]:
 
     `num_batches_tracked` is left out, as nothing depends on it.
     """
-    tensors = _digested(state).values()
+    tensors = _sorted_tensors(state).values()
     parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
     buffers = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     return {
@@ -200,11 +200,11 @@ def state_digests(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 def names_digest(state: Mapping[str, Tensor]) -> str:
     """SHA-256 of the names, shapes and types of tensors."""
-    names = [[key, str(t.dtype), list(t.shape)] for key, t in _digested(state).items()]
+    names = [[key, str(t.dtype), list(t.shape)] for key, t in _sorted_tensors(state).items()]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
-def _digested(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _sorted_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: state[key] for key in sorted(state) if not key.endswith("num_batches_tracked")}
 
 

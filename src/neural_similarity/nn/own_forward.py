@@ -165,10 +165,10 @@ def _plain_kind(layer: Any, sample: "SampleCall") -> type[nn.Module]:
 def extended_class(ours: type[SimilarityLayer], subclass: type[nn.Module]) -> type[SimilarityLayer]:
     """Our class for a subclass of torch's convolution, which it becomes again without M."""
     bases = (ours, subclass) if adds_nothing(subclass, ours.plain) else (OwnForward, ours, subclass)
-    return type(subclass.__name__, bases, {"plain": subclass, "__reduce_ex__": _reduced})
+    return type(subclass.__name__, bases, {"plain": subclass, "__reduce_ex__": _reduce_layer})
 
 
-def _reduced(layer: nn.Module, protocol: Any) -> Any:
+def _reduce_layer(layer: nn.Module, protocol: Any) -> Any:
     """For copies and pickles: no module holds the class, so that it is made again."""
     del protocol
     return _empty_layer, (_own_class(layer),), vars(layer)
@@ -252,18 +252,18 @@ def _random_like(like: Tensor, shape: Sequence[int]) -> Tensor:
 def _twin_of(layer: nn.Module) -> nn.Module:
     """A layer of the same class with copies of the tensors, and without similarity."""
     twin = type(layer).__new__(type(layer))
-    vars(twin).update({name: _copied(value) for name, value in vars(layer).items()})
+    vars(twin).update({name: _copy_value(value) for name, value in vars(layer).items()})
     inner = layer._modules.get("parametrizations")
     twin._modules = {} if inner is None else {"parametrizations": deepcopy(inner)}
     return twin
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, nn.Parameter):
         return nn.Parameter(value.detach().clone(), value.requires_grad)
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return {k: _copied(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return {k: _copy_value(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _has_own_forward(layer: nn.Module) -> bool:

@@ -93,7 +93,7 @@ def _run_command(args: Sequence[str]) -> int:
         args,
         COMMANDS,
         prog="nsim",
-        kind="command",
+        noun="command",
         about="Neural Similarity Learning: convolutions with a learned similarity.",
         examples=EXAMPLES,
     )

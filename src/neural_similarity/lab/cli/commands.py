@@ -20,7 +20,7 @@ NUMBER_COLUMNS = ("recipes", "steps", "classes", "parameters", "MACs")
 
 
 def dispatch_command(
-    args: Sequence[str], commands: Commands, *, prog: str, kind: str, about: str, examples: str
+    args: Sequence[str], commands: Commands, *, prog: str, noun: str, about: str, examples: str
 ) -> int:
     """Run the command that the first word names and return its exit code.
 
@@ -34,11 +34,11 @@ def dispatch_command(
             f"examples:\n{examples}\n\n`{prog} COMMAND --help` describes a command."
         )
         return 0
-    require_known_name(kind, name, commands)
+    require_known_name(noun, name, commands)
     return commands[name][0](rest)
 
 
-def require_known_name(kind: str, name: str, names: Collection[str]) -> None:
+def require_known_name(noun: str, name: str, names: Collection[str]) -> None:
     """Check that `name` is one of `names`.
 
     Raises:
@@ -47,7 +47,7 @@ def require_known_name(kind: str, name: str, names: Collection[str]) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-        raise UsageError(f"no {kind} is named {name!r}; {hint}")
+        raise UsageError(f"no {noun} is named {name!r}; {hint}")
 
 
 def say_json(value: Any) -> None:

@@ -63,12 +63,12 @@ def _number_or_none(
 
 
 def named_recipe(
-    args: Sequence[str], recipes: Collection[str], kind: str
+    args: Sequence[str], recipes: Collection[str], noun: str
 ) -> tuple[str | None, Sequence[str]]:
     """The recipe that the first word names, None where that is an option, and the other words."""
     if not args or args[0].startswith("-"):
         return None, args
-    require_known_name(kind, args[0], recipes)
+    require_known_name(noun, args[0], recipes)
     return args[0], args[1:]
 
 

@@ -46,7 +46,7 @@ Checkpoint = Literal["last", "best"]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run folder and its configuration."""
+    """A run folder and its configuration: of classification, where no subclass says otherwise."""
 
     RECIPE: ClassVar[type[TrainingRecipe]] = Recipe
     COMMAND: ClassVar[str] = "nsim train"
