@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from math import ceil
 from statistics import median
 
@@ -60,11 +59,7 @@ class Replays:
             return None
         call()
         torch.cuda.synchronize(self.device)
-        times = [time.perf_counter()]
-        for _ in range(LAUNCHES):
-            call()
-            times.append(time.perf_counter())
-        return median(after - before for before, after in pairwise(times))
+        return median(map(_launch_seconds, [call] * LAUNCHES))
 
     def _captured(self, call: Call) -> Callable[[], None] | None:
         def calls() -> None:
@@ -83,3 +78,9 @@ class Replays:
 def clock_of(device: torch.device) -> Clock:
     """How calls on a device are timed: by the wall clock but on a GPU."""
     return Replays(device) if device.type == "cuda" else seconds_per_call
+
+
+def _launch_seconds(call: Call) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
