@@ -41,8 +41,9 @@ def summary(folders: Sequence[Path], command: str) -> str:
     machines = {_processor(reports): reports for reports in map(_reports, folders)}
     lines = []
     for target in TARGETS:
-        found = [_found(*target.line(reports.get(target.bench))) for reports in machines.values()]
-        lines.append((target.text, target.limit, *found))
+        pairs = [target.line(reports.get(target.bench))[2:] for reports in machines.values()]
+        cells = [f"**{f}**" if f and verdict != "reached" else f or verdict for f, verdict in pairs]
+        lines.append((target.text, target.limit, *cells))
     title, sections = _texts()
     places = " and ".join(f"`{folder.as_posix()}/`" for folder in folders)
     rows = markdown_rows(("target", "limit", *machines), *lines)
@@ -65,10 +66,6 @@ def _texts() -> tuple[str, dict[str, str]]:
 def _processor(reports: Mapping[str, Report]) -> str:
     """The processor of the reports, without versions."""
     return next(iter(reports.values())).machine.partition(", torch")[0]
-
-
-def _found(_text: str, _limit: str, found: str, verdict: str) -> str:
-    return f"**{found}**" if found and verdict != "reached" else found or verdict
 
 
 def page(results: Path, command: str) -> str:

@@ -30,12 +30,7 @@ def executed_notebook(file: Path, folder: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def main() -> None:
-    """Execute and write all."""
+if __name__ == "__main__":
     for file in sorted(FOLDER.glob("*.ipynb")):
         nbformat.write(executed_notebook(file, FOLDER), file)
         sys.stdout.write(f"{file.name}: {file.stat().st_size / 1000:.0f} kB\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -17,9 +17,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
-TABLES = ("1", "2", "3", "4", "5", "6", "8", "response", "ablations", "costs", "adapt", "sharing")
-TABLES += ("shapes", "bounds", "rivals")
-TABLES += ("pretrained", "adapt-lite0", "adapt-flowers", "adapt-cifar")
+TABLES = "1 2 3 4 5 6 8 response ablations costs adapt sharing shapes bounds rivals".split()
+TABLES += ["pretrained", "adapt-lite0", "adapt-flowers", "adapt-cifar"]
 SHORT = ("--steps", "60", "--drops", "--threads", "1", "--seed", "0", "--device", "cpu")
 RUNS = {"quick start": ("train",), "few-shot": ("train", "fewshot-quickstart")}
 """Words of `nsim`."""
