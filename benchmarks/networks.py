@@ -108,6 +108,13 @@ def subject_of(case: Case, name: str, network: nn.Module) -> Subject:
     )
 
 
+def checker_of(case: Case) -> Checker:
+    """Compares networks with their oracles."""
+    with seeded():
+        grad = torch.randn(CHECKED, CLASSES).to(case.runtime.device)
+    return Checker(grad, case.dtype)
+
+
 def training(options: Options) -> Iterator[Row]:
     """Updates of CNN-9, plain and with similarities."""
     for case in options.cases():
@@ -200,9 +207,7 @@ def compared_networks(
     clock: Clock | None = None,
 ) -> list[Row]:
     """Subjects and the calls that are timed of them."""
-    with seeded():
-        grad = torch.randn(CHECKED, CLASSES).to(case.runtime.device)
-    check, images = Checker(grad, case.dtype), case.images(case.batch)
+    check, images = checker_of(case), case.images(case.batch)
 
     def enter(one: Subject, call: Call) -> Entrant:
         return Entrant(
