@@ -400,8 +400,6 @@ def test_freezing_leaves_modes_alone_and_unfreezing_lets_everything_train(networ
     for free in (ns.unconvert(converted), ns.unfreeze_backbone(converted)):
         free(x)
         assert free.norm.num_batches_tracked == 1
-        assert not free.norm._forward_hooks
-        assert not free.norm._forward_pre_hooks
     assert all(p.requires_grad for p in converted.parameters())
 
 

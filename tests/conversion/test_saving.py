@@ -61,18 +61,20 @@ FROZEN = [
 ]
 
 
+DONE = {
+    "as it is": lambda model: model,
+    "off": lambda model: model.requires_grad_(False),
+    "copied": deepcopy,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+    "wrapped later": AveragedModel,
+}
+
+
 @pytest.mark.parametrize(("options", "expected"), FROZEN)
-@pytest.mark.parametrize("done", ["as it is", "off", "copied", "pickled", "wrapped later"])
+@pytest.mark.parametrize("done", DONE)
 def test_what_a_freeze_left_to_train_is_saved(backbone, x, tmp_path, options, expected, done):
-    model = trained(ns.freeze_backbone(ns.convert(backbone, "static-full"), **options), x)
-    if done == "off":
-        model.requires_grad_(False)
-    if done == "copied":
-        model = deepcopy(model)
-    if done == "pickled":
-        model = pickle.loads(pickle.dumps(model))
-    if done == "wrapped later":
-        model = AveragedModel(model)
+    frozen = ns.freeze_backbone(ns.convert(backbone, "static-full"), **options)
+    model = DONE[done](trained(frozen, x))
     file = ns.save_adapter(model, tmp_path / "a")
     assert keys(file) == expected
     assert ns.max_difference(ns.load_adapter(backbone, file), model, x) == 0
@@ -169,17 +171,6 @@ def test_a_freeze_tells_where_the_backbone_is_no_longer_what_was_converted(backb
     ns.freeze_backbone(model, train="fc")
     ns.freeze_backbone(ns.convert(backbone, "static-full"), train=())
     assert not caplog.text
-
-
-def test_what_is_remembered_is_in_no_state_and_goes_with_the_similarities(backbone):
-    plain = {name: set(vars(module)) for name, module in backbone.named_modules()}
-    model = ns.freeze_backbone(ns.convert(backbone, "static-full"), train="fc")
-    learned = {"conv1.similarity.raw", "conv2.similarity.raw"}
-    assert model.state_dict().keys() - backbone.state_dict().keys() == learned
-    for made in (ns.fold(model), ns.unconvert(model)):
-        assert {name: set(vars(module)) for name, module in made.named_modules()} == plain
-    layer = nn.Sequential(nn.Conv2d(3, 3, 3))[0]
-    assert set(vars(ns.fold(ns.convert(layer, "static-full")))) == set(vars(layer))
 
 
 def test_what_an_adapter_brought_is_saved_again(backbone, x, tmp_path):

@@ -11,6 +11,7 @@ from threading import Event
 
 import pytest
 import torch
+from moved import learned
 from torch import nn
 from torch.nn.utils import prune
 
@@ -31,11 +32,8 @@ def x():
     return torch.randn(2, 3, 9, 9)
 
 
-def learned(backbone, similarity, where=None):
-    model = ns.convert(backbone, similarity, where)
-    for name, tensor in model.state_dict().items():
-        if ".similarity." in name and tensor.is_floating_point():
-            tensor.add_(torch.rand_like(tensor) * 0.3)
+def with_head(backbone, similarity, where=None):
+    model = learned(ns.convert(backbone, similarity, where))
     nn.init.normal_(model[5].weight)
     return model
 
@@ -52,7 +50,7 @@ ADAPTERS = {
 def switch(backbone, tmp_path):
     switch = ns.adapters(backbone)
     for name, (similarity, where) in ADAPTERS.items():
-        model = learned(backbone, similarity, where)
+        model = with_head(backbone, similarity, where)
         switch.add(name, ns.save_adapter(model, tmp_path / name, extra="5"))
     return switch
 
@@ -116,13 +114,13 @@ def test_a_kernel_that_is_computed_is_not_merged_into(tmp_path, normed):
 def test_copies_switch_alone(switch, x, copied):
     backbone = switch.backbone
     backbone[0]._forward_hooks.clear()
-    y, learned = switch.use(None).backbone(x), switch.use("full").backbone(x)
+    y, adapted = switch.use(None).backbone(x), switch.use("full").backbone(x)
     other = copied(switch)
-    assert torch.equal(other.backbone(x), learned)
+    assert torch.equal(other.backbone(x), adapted)
     assert torch.equal(other.use(None).backbone(x), y)
-    assert torch.equal(backbone(x), learned)
+    assert torch.equal(backbone(x), adapted)
     with other.hold("full", merged=True) as merged:
-        assert torch.allclose(merged(x), learned, atol=1e-5)
+        assert torch.allclose(merged(x), adapted, atol=1e-5)
 
 
 class Interrupted(BaseException):
@@ -192,17 +190,6 @@ def test_a_similarity_is_in_the_mode_of_its_layer(switch, name, merged, training
             assert {part.training for part in layer.similarity.modules()} == {layer.training}
     switch.use(None)
     assert {part: part.training for part in backbone.modules()} == modes
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("similarity", [NORMED, "static-full"], ids=["normed", "static"])
-def test_conversions_and_adapters_are_in_the_mode_of_their_network(
-    backbone, tmp_path, similarity, training
-):
-    model = ns.convert(backbone.train(training), similarity)
-    loaded = ns.load_adapter(backbone, ns.save_adapter(model, tmp_path / "a"))
-    for made in (model, loaded):
-        assert {part.training for part in made.modules()} == {training}
 
 
 def test_a_kernel_that_trained_with_its_similarity_is_merged(switch, x):
@@ -297,7 +284,7 @@ def test_heads_of_other_sizes_switch_with_their_adapters(backbone, switch, x, tm
     head, y = backbone[5], backbone(x)
     other = deepcopy(backbone)
     other[5] = nn.Linear(4 * 3 * 3, 7)
-    model = learned(other, "static-full")
+    model = with_head(other, "static-full")
     switch.add("seven", ns.save_adapter(model, tmp_path / "seven", extra="5"))
     assert torch.equal(switch.use("seven").backbone(x), model(x))
     assert head.out_features == 7

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from moved import learned
 from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
@@ -110,14 +111,6 @@ EVERY = pytest.mark.parametrize("name", LAYERS)
 BOTH = pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
 
 
-def moved(model):
-    """A network whose similarities alone are away from the identity: layers have gains, too."""
-    for name, parameter in model.named_parameters():
-        if "similarity" in name:
-            parameter.data += 0.3 * torch.randn_like(parameter)
-    return model
-
-
 def make(name):
     torch.manual_seed(0)
     layer = LAYERS[name]().double()
@@ -144,7 +137,7 @@ class Inserting(TorchFunctionMode):
 def test_a_static_m_acts_on_the_kernel_that_the_convolution_gets_and_folds_into_it(name):
     """Into a layer without the library."""
     model, x = make(name)
-    converted = moved(ns.convert(model, "static-full"))
+    converted = learned(ns.convert(model, "static-full"))
     with Inserting(converted[0].similarity.matrix().double()):
         expected = model(x)
     torch.testing.assert_close(converted(x), expected, atol=1e-12, rtol=1e-12)
@@ -176,7 +169,7 @@ def test_it_starts_as_the_layer_and_trains(name, similarity):
 @BOTH
 def test_it_is_saved_and_copied(name, similarity, tmp_path):
     model, x = make(name)
-    converted = moved(ns.convert(model, similarity)).eval()
+    converted = learned(ns.convert(model, similarity)).eval()
     expected = converted(x)
     file = ns.save_adapter(converted, tmp_path / "a")
     assert torch.equal(ns.load_adapter(model, file).eval()(x), expected)
@@ -194,7 +187,7 @@ def test_it_is_saved_and_copied(name, similarity, tmp_path):
 @BOTH
 def test_it_is_exported_and_compiled(name, similarity):
     model, x = make(name)
-    converted = moved(ns.convert(model, similarity)).eval()
+    converted = learned(ns.convert(model, similarity)).eval()
     torch.compiler.reset()
     sizes = {0: torch.export.Dim.DYNAMIC}
     program = torch.export.export(converted, (x,), dynamic_shapes=(sizes,)).module()

@@ -211,6 +211,7 @@ def remove_norm_hooks(model: nn.Module) -> None:
             for key, hook in list(hooks.items()):
                 if isinstance(getattr(hook, "__self__", None), _Held):
                     del hooks[key]
+                    module._forward_hooks_always_called.pop(key, None)
 
 
 class _Held:
