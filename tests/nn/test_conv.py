@@ -156,6 +156,7 @@ RESET = [
     *NAMES,
     ns.Static(ns.Diagonal(), init="released"),
     ns.Static(ns.Masked(ns.Full())),
+    ns.Static(ns.Dilation(ns.Full())),
     ns.Dynamic(ns.Masked(ns.Diagonal()), predictor=ns.SphereNet(batch_norm=True, hidden=4)),
     ns.Dynamic(predictor=ns.Shared(channels=4, hidden=4)),
     ns.Dynamic(predictor=ns.CNN(scales=(0.1, 0.001)), init="released"),
@@ -182,6 +183,9 @@ def test_parameters_are_reset_as_torchs_are(similarity):
             assert torch.equal(new, old), name
         else:  # drawn: the deviation of few numbers
             assert 0.5 < old.std() / new.std() < 2, name
+    layer.load_state_dict(fresh.state_dict())
+    x = torch.randn(2, 3, 5, 5)
+    assert torch.equal(layer.eval()(x), fresh.eval()(x))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "ConvTranspose2d"])

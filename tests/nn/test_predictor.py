@@ -85,19 +85,14 @@ def test_sphere_net_with_the_input_normalised_only(normalize, numbers, bounded):
     assert_close(net(x), sphere(hidden.relu(), last.weight, padding=1) if bounded else plain)
 
 
-def test_patches_of_norm_1_start_as_the_same_function_and_learn_slower():
-    """By the number of a patch's numbers, relative to the size of the first kernel."""
-    x = input_of()
-    raw, speed = {}, {}
+def test_patches_of_norm_1_start_as_the_same_function():
+    """So that they learn slower: their kernel is √N times as large for the same outputs."""
+    x, raw = input_of(), []
     for normalize in ("rms", "input"):
         torch.manual_seed(0)
         net = predictor_of(ns.SphereNet(normalize=normalize))
-        raw[normalize] = net(x)
-        raw[normalize].square().sum().backward()
-        kernel = net.patch.weight
-        speed[normalize] = kernel.grad.norm() / kernel.norm()
-    assert_close(raw["input"], raw["rms"])
-    assert_close(speed["rms"], 4 * 2 * 3 * speed["input"])
+        raw.append(net(x))
+    assert_close(*raw)
 
 
 BOUNDS = ["tanh", "sigmoid", "normalize", None]

@@ -177,18 +177,6 @@ def test_dilation_keeps_every_so_many_rows_of_its_structure(size, rate, inner):
     assert not module.state_dict()
 
 
-@pytest.mark.parametrize("inner", [ns.Diagonal(), ns.Full()], ids=str)
-def test_dilation_survives_the_meta_device(inner):
-    spec = ns.Static(ns.Dilation(inner))
-    layer = ns.Conv2d(2, 3, 3, similarity=spec)
-    layer.similarity.raw.data.normal_()
-    with torch.device("meta"):
-        twin = ns.Conv2d(2, 3, 3, similarity=spec)
-    twin.to_empty(device="cpu").load_state_dict(layer.state_dict())
-    x = torch.randn(2, 2, 5, 6)
-    assert torch.equal(twin(x), layer(x))
-
-
 SMALL = Geometry(2, 3, (3, 4), (1, 1), (0, 0), (1, 1))
 
 
