@@ -3,9 +3,11 @@
 import pickle
 from collections import OrderedDict
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
+from moved import train_steps
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -36,14 +38,7 @@ def x():
     return torch.randn(6, 3, 8, 8)
 
 
-def trained(model, x):
-    """The network after three steps of everything that trains."""
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(learned, lr=0.5)
-    for _ in range(3):
-        model.train()(x).square().mean().backward()
-        optimizer.step()
-    return model.eval()
+trained = partial(train_steps, steps=3, lr=0.01)
 
 
 def keys(file):

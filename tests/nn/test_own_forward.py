@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from moved import learned
+from moved import learned, train_steps
 from refusals import refusals
 from torch import nn
 from torch.nn import functional as F
@@ -155,11 +155,7 @@ def test_it_starts_as_the_layer_and_trains(name, similarity):
     converted = ns.freeze_backbone(ns.convert(model, similarity), train=())
     torch.testing.assert_close(converted(x), model(x), atol=1e-12, rtol=1e-12)
     before = converted(x).detach()
-    optimizer = torch.optim.SGD([p for p in converted.parameters() if p.requires_grad], lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        converted(x).square().mean().backward()
-        optimizer.step()
+    train_steps(converted, x, lr=0.01)
     assert (converted(x) - before).abs().max() > 1e-4
     assert torch.equal(ns.unconvert(converted)(x), model(x))
     assert type(ns.unconvert(converted)[0]).__name__ == type(model[0]).__name__
