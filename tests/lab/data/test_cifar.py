@@ -108,17 +108,15 @@ def test_cifar10_needs_no_file_of_names(tmp_path, form, folder, file):
     assert load_cifar(CIFAR10, tmp_path, COUNTS).test.classes == CIFAR10_CLASSES
 
 
-def test_cifar100_needs_its_names(tmp_path):
-    write(tmp_path, "cifar100", "binary")
-    (tmp_path / "fine_label_names.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"fine_label_names\.txt is missing; run `nsim"):
-        load_cifar(CIFAR100, tmp_path, COUNTS)
-
-
-@pytest.mark.parametrize(("name", "form", "folder"), LAYOUTS)
-def test_one_file_is_missing(tmp_path, name, form, folder):
+@pytest.mark.parametrize(
+    ("name", "form", "folder", "file"),
+    [
+        *((*layout, FILES[layout[0]][-1] + ".bin" * (layout[1] == "binary")) for layout in LAYOUTS),
+        ("cifar100", "binary", "cifar-100-binary", "fine_label_names.txt"),
+    ],
+)
+def test_one_file_is_missing(tmp_path, name, form, folder, file):
     write(tmp_path / folder, name, form)
-    file = FILES[name][-1] + (".bin" if form == "binary" else "")
     (tmp_path / folder / file).unlink()
     with pytest.raises(FileNotFoundError, match=rf"{folder}/{file} is missing; .* data {name} "):
         load_cifar(SETS[name][0], tmp_path, COUNTS)

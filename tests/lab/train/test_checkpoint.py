@@ -1,5 +1,6 @@
 import logging
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,29 +89,38 @@ def test_randomness_of_a_gpu_is_restored_too(tmp_path):
     assert torch.equal(torch.rand(3, device="cuda"), expected)
 
 
-@pytest.mark.parametrize("error", [OSError("no space"), RuntimeError("no space\nframe #0")])
-def test_a_full_disk_is_told_in_a_line_and_leaves_what_there_was(tmp_path, monkeypatch, error):
+def full_disk(error):
+    """Torch says so in one way or the other."""
+
+    def harm(_state, monkeypatch):
+        monkeypatch.setattr(torch, "save", Mock(side_effect=error))
+
+    return harm
+
+
+def weight_of(value):
+    def harm(state, _monkeypatch):
+        with torch.no_grad():
+            state.model[2].weight[1, 2] = value
+
+    return harm
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (full_disk(OSError("no space")), "step-00000001: no space; earlier checkpoints stay"),
+        (full_disk(RuntimeError("no space\nframe #0")), "no space; earlier checkpoints stay"),
+        (weight_of(float("nan")), r"2\.weight is not finite at step 1, which is not saved"),
+        (weight_of(float("inf")), r"2\.weight is not finite at step 1, which is not saved"),
+    ],
+)
+def test_what_cannot_be_saved_leaves_what_there_was(tmp_path, monkeypatch, harm, words):
     state = make_state()
     before = save_checkpoint(tmp_path, state, {}, keep=2)
     advance(state)
-
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(RunError, match=r"step-00000001: no space; earlier checkpoints stay"):
-        save_checkpoint(tmp_path, state, {}, keep=2)
-    assert list_checkpoints(tmp_path) == [before]
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, bad):
-    state = make_state()
-    before = save_checkpoint(tmp_path, state, {}, keep=2)
-    advance(state)
-    with torch.no_grad():
-        state.model[2].weight[1, 2] = bad
-    with pytest.raises(RunError, match=r"2\.weight is not finite at step 1, which is not saved"):
+    harm(state, monkeypatch)
+    with pytest.raises(RunError, match=words):
         save_checkpoint(tmp_path, state, {}, keep=2)
     assert list(tmp_path.iterdir()) == [before]
 

@@ -244,9 +244,9 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     assert path.read_text() == '{"step": 2}\n{"step": 4}\n'
 
 
-@pytest.mark.long
-def test_a_run_goes_on_with_its_threads_and_in_its_memory_format(tmp_path, monkeypatch):
-    short = {"threads": 2, "channels_last": False, "steps": 3, "drops": ()}
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_run_goes_on_with_its_threads_and_in_its_memory_format(tmp_path, monkeypatch, threads):
+    short = {"threads": threads, "channels_last": False, "steps": 3, "drops": ()}
     recipe, real, seen = replace(TINY, **short), classification.batches_of, set()
     killed_after(2, lambda: train(recipe, out=tmp_path / "run", device="cpu"))
 
@@ -257,7 +257,7 @@ def test_a_run_goes_on_with_its_threads_and_in_its_memory_format(tmp_path, monke
     monkeypatch.setattr(classification, "batches_of", noted)
     monkeypatch.setattr(Journal, "show_step", lambda *_: seen.add(torch.get_num_threads()))
     resume(tmp_path / "run", device="cpu")
-    assert seen == {False, 2}
+    assert seen == {False, threads}
 
 
 def test_processes_that_torchrun_starts_anew_go_on(tmp_path, monkeypatch):

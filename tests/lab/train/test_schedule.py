@@ -46,26 +46,23 @@ def test_one_cycle_rises_for_a_fifth_and_falls_to_the_last_step(steps):
 
 
 @pytest.mark.parametrize(
-    ("budget", "steps", "drops"),
+    ("steps", "drops", "budget", "scaled"),
     [
-        (1, 64_000, PAPER),
-        (0.125, 8_000, (4_250, 6_750)),
-        (0.02, 1_280, (680, 1_080)),
-        (2, 128_000, (68_000, 108_000)),
+        (64_000, PAPER, 1, (64_000, PAPER)),
+        (64_000, PAPER, 0.125, (8_000, (4_250, 6_750))),
+        (64_000, PAPER, 0.02, (1_280, (680, 1_080))),
+        (64_000, PAPER, 2, (128_000, (68_000, 108_000))),
+        (64_000, PAPER, 1e-5, (1, ())),
+        (5, (1, 3), 0.5, (3, (1, 2))),
+        (10, (9,), 0.01, (1, ())),
+        (10, (9,), 0.1, (1, ())),
+        (10, (1, 9), 0.2, (2, ())),
+        (10, (4, 5, 6), 0.25, (3, (1, 2))),
     ],
 )
-def test_budget_scales_steps_and_drops_together(budget, steps, drops):
-    assert scaled_steps(64_000, PAPER, budget) == (steps, drops)
-
-
-def test_budget_rounds_halves_up_and_leaves_out_drops_that_meet():
-    """The end, the start, or each other."""
-    assert scaled_steps(5, (1, 3), 0.5) == (3, (1, 2))
-    assert scaled_steps(64_000, PAPER, 1e-5) == (1, ())
-    assert scaled_steps(10, (9,), 0.01) == (1, ())
-    assert scaled_steps(10, (1, 9), 0.2) == (2, ())
-    assert scaled_steps(10, (4, 5, 6), 0.25) == (3, (1, 2))
-    assert scaled_steps(10, (9,), 0.1) == (1, ())
+def test_budget_scales_steps_and_drops_together(steps, drops, budget, scaled):
+    """Halves are rounded up; drops that meet the end, the start or each other are left out."""
+    assert scaled_steps(steps, drops, budget) == scaled
 
 
 @pytest.mark.parametrize("n", [*range(3, 32), 60])

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -401,27 +402,15 @@ def test_features_come_to_the_device_of_a_process_that_embeds_none(tested, monke
     assert found.is_meta
 
 
-def test_the_evaluator_leaves_every_mode_as_it_was(tested):
-    method = ProtoNet(network()[:-1])
-    method.backbone[0].eval()
-    modes = [part.training for part in method.modules()]
-
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    evaluate_method(method, **tested, **RUNTIME)
-    assert [part.training for part in method.modules()] == modes
-    with pytest.raises(KeyboardInterrupt):
-        evaluate_method(method, **tested, **RUNTIME, course=Course(progress=interrupt))
-    assert [part.training for part in method.modules()] == modes
-
-
 class Watching(ProtoNet):
-    """Embeds, for every task or once; counts images, and notes whether it was training then."""
+    """Embeds, for every task or once; counts images, and notes whether it was training then.
+
+    And whether features are compared under autocast, and their type.
+    """
 
     def __init__(self, fixed=True):
         super().__init__(network()[:-1])
-        self.fixed_embedding, self.count, self.seen = fixed, 0, set()
+        self.fixed_embedding, self.count, self.seen, self.kinds = fixed, 0, set(), []
 
     def embed(self, images):
         self.count += len(images)
@@ -430,6 +419,7 @@ class Watching(ProtoNet):
 
     def adapt(self, support, labels, ways):
         if self.fixed_embedding:
+            self.kinds.append((torch.is_autocast_enabled("cpu"), support.dtype))
             return super().adapt(support, labels, ways)
         predict = super().adapt(self.embed(support), labels, ways)
         return lambda query: predict(self.embed(query))
@@ -440,11 +430,18 @@ class Watching(ProtoNet):
     [(True, "running", True), (False, "running", False), (True, "support", False)],
 )
 def test_nothing_trains_when_tried_and_features_are_made_once(tested, fixed, statistics, once):
-    """Dropout and batch statistics would leak, also where each task is embedded for itself."""
+    """Dropout and batch statistics would leak; modes are left as they were."""
     method = use_statistics(Watching(fixed).train(), statistics)
+    method.backbone[0].eval()
+    modes = [part.training for part in method.modules()]
     evaluate_method(method, **tested, **RUNTIME)
     assert method.seen == {False}
     assert method.count == (len(tested["tasks"].image_positions()) if once else 6 * 3 * (2 + 4))
+    assert [part.training for part in method.modules()] == modes
+    course = Course(progress=Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_method(method, **tested, **RUNTIME, course=course)
+    assert [part.training for part in method.modules()] == modes
 
 
 @pytest.mark.parametrize("statistics", ["support", "transductive"])
@@ -478,17 +475,10 @@ def _normalised(plain, support, query):
 @pytest.mark.parametrize("statistics", ["support", "transductive"])
 def test_features_are_compared_in_full_precision(tested, statistics):
     """Embedding alone is in bf16, as in training and where features are kept."""
-    kinds = []
-
-    class Noted(ProtoNet):
-        def adapt(self, support, labels, ways):
-            kinds.append((torch.is_autocast_enabled("cpu"), support.dtype))
-            return super().adapt(support, labels, ways)
-
-    method = use_statistics(Noted(network()[:-1]), statistics)
+    method = use_statistics(Watching(), statistics)
     options = {"preprocess": RUNTIME["preprocess"], "runtime": choose_runtime("cpu", "bf16")}
     evaluate_method(method, **tested, **options)
-    assert kinds == [(False, torch.float32)] * 6
+    assert method.kinds == [(False, torch.float32)] * 6
 
 
 class Moving(Method):
