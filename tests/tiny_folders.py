@@ -19,6 +19,16 @@ def picture(path, seed=0, size=6, *, grey=False, mode=None):
     return values[None] if grey else values.transpose(2, 0, 1)
 
 
+def write_classes(folder, names=("ant", "bee"), each=2, size=(6, 5), **options):
+    """Class folders of random pictures; the pixels in the order of sorted names."""
+    pixels = [
+        picture(folder / name / f"{i}.png", 100 * len(name) + ord(name[0]) + i, size, **options)
+        for name in sorted(names)
+        for i in range(each)
+    ]
+    return np.stack(pixels)
+
+
 def write_folders(folder, split=WANTED, each=2):
     """Folders part/class; the pixels of each part, in order."""
     pixels, seed = {}, 0

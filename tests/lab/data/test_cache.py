@@ -16,16 +16,20 @@ from neural_similarity.lab.data import cache, load_split
 from neural_similarity.lab.data.images import digest_of
 
 
-def test_pictures_are_decoded_once(tmp_path, monkeypatch):
-    """And again where there are others, where the cache is missing, or of another version."""
-    write_folders(tmp_path)
+def counted(name, folder, **options):
+    """What loads a data set, and what it tells while it reads."""
     counts = []
 
     def load():
-        return load_split(
-            "classes", tmp_path, image_size=6, progress=lambda *count: counts.append(count)
-        )
+        return load_split(name, folder, progress=lambda *count: counts.append(count), **options)
 
+    return load, counts
+
+
+def test_pictures_are_decoded_once(tmp_path, monkeypatch):
+    """And again where there are others, where the cache is missing, or of another version."""
+    write_folders(tmp_path)
+    load, counts = counted("classes", tmp_path, image_size=6)
     first = load()
     assert counts == [(i, 8) for i in range(1, 9)]
     assert load().digest == first.digest
@@ -117,11 +121,7 @@ def test_mini_imagenet_as_pickles(tmp_path, protocol):
 def test_pickles_are_read_once(tmp_path):
     values = {part: arrays(names) for part, names in WANTED.items()}
     pickles(tmp_path, values)
-    counts = []
-
-    def load():
-        return load_split("mini-imagenet", tmp_path, progress=lambda *count: counts.append(count))
-
+    load, counts = counted("mini-imagenet", tmp_path)
     first = load()
     assert counts == [(4, None), (6, None), (8, None)]
     assert first.digest == digest_of((first.train, first.val, first.test))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from PIL import Image
-from tiny_folders import WANTED, picture, write_folders
+from tiny_folders import WANTED, picture, write_classes, write_folders
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from neural_similarity.files import read_json
@@ -15,20 +15,14 @@ from neural_similarity.lab.data.decoding import SUFFIXES
 from neural_similarity.lab.data.listing import list_images
 
 
-def classes(folder, names=("ant", "bee"), each=2):
-    for name in names:
-        for number in range(each):
-            picture(folder / name / f"{number}.png", number)
-
-
 TRAIN, TEST = ("train", "Train", "training", "TRAINING"), ("test", "testing", "Test", "val", "dev")
 
 
 @pytest.mark.parametrize("train", TRAIN)
 @pytest.mark.parametrize("test", [*TEST, "valid", "Validation", "DEV"])
 def test_parts_have_the_names_that_people_give_them(tmp_path, train, test):
-    classes(tmp_path / train, each=3)
-    classes(tmp_path / test)
+    write_classes(tmp_path / train, each=3)
+    write_classes(tmp_path / test)
     dataset = load_dataset("folder", tmp_path)
     assert dataset.train.classes == dataset.test.classes == ("ant", "bee")
     assert (len(dataset.train), len(dataset.test)) == (6, 4)
@@ -36,24 +30,24 @@ def test_parts_have_the_names_that_people_give_them(tmp_path, train, test):
 
 @pytest.mark.parametrize("val", ["val", "Valid", "validation", "dev"])
 def test_parts_of_other_data_sets(tmp_path, val):
-    classes(tmp_path / "whole" / "Training", each=3)
-    classes(tmp_path / "whole" / val)
+    write_classes(tmp_path / "whole" / "Training", each=3)
+    write_classes(tmp_path / "whole" / val)
     dataset = load_dataset("imagenet", tmp_path / "whole", image_size=6)
     assert dataset.train.classes == dataset.test.classes == ("ant", "bee")
     for part, names in (("training", ("ant", "bee")), (val, ("cat",)), ("testing", ("dog",))):
-        classes(tmp_path / "split" / part, names)
+        write_classes(tmp_path / "split" / part, names)
     split = load_split("classes", tmp_path / "split", image_size=6)
     parts = [split.images_of_part(part).classes for part in ("train", "val", "test")]
     assert parts == [("ant", "bee"), ("cat",), ("dog",)]
     for part, each in (("training", 4), (val, 3), ("testing", 2)):
-        classes(tmp_path / "three" / part, each=each)
+        write_classes(tmp_path / "three" / part, each=each)
     assert len(load_dataset("folder", tmp_path / "three").test) == 4
 
 
 @pytest.mark.parametrize("names", [("train", "test"), ("Training", "dev", "testing"), ("valid",)])
 def test_parts_are_no_classes(tmp_path, names):
     """Flat images in all of them; beside other classes, one may be called train."""
-    classes(tmp_path, names, each=4)
+    write_classes(tmp_path, names, each=4)
     message = rf"must hold class folders inside of its parts .*{names[0]}.*, got none"
     with pytest.raises(ValueError, match=message):
         load_dataset("folder", tmp_path)
@@ -62,8 +56,8 @@ def test_parts_are_no_classes(tmp_path, names):
 
 
 def test_two_folders_of_one_part(tmp_path):
-    classes(tmp_path / "train")
-    classes(tmp_path / "training")
+    write_classes(tmp_path / "train")
+    write_classes(tmp_path / "training")
     message = "must have one folder of the part train, got train/ and training/"
     with pytest.raises(ValueError, match=message):
         load_dataset("folder", tmp_path)
@@ -158,12 +152,12 @@ def test_files_of_gibibytes_are_not_read(tmp_path):
 
 
 def test_links_that_lead_back(tmp_path):
-    classes(tmp_path / "plain")
+    write_classes(tmp_path / "plain")
     (tmp_path / "plain" / "ant" / "again").symlink_to(tmp_path / "plain")
     with pytest.raises(ValueError, match=r"again/ant must not link to a folder that is listed"):
         load_dataset("folder", tmp_path / "plain")
     for name, other in (("x", "y"), ("y", "x")):
-        classes(tmp_path / "pair" / name, ("ant",))
+        write_classes(tmp_path / "pair" / name, ("ant",))
         (tmp_path / "pair" / name / "ant" / "there").symlink_to(tmp_path / "pair" / other / "ant")
     with pytest.raises(ValueError, match=r"must not link to a folder that is listed already"):
         list_images(tmp_path / "pair")
@@ -171,7 +165,7 @@ def test_links_that_lead_back(tmp_path):
 
 @pytest.mark.parametrize("kind", ["broken", "looping", "pipe"])
 def test_what_cannot_be_read_is_named(tmp_path, kind):
-    classes(tmp_path)
+    write_classes(tmp_path)
     path = tmp_path / "bee" / "strange.png"
     if kind == "pipe":
         os.mkfifo(path)
@@ -183,7 +177,7 @@ def test_what_cannot_be_read_is_named(tmp_path, kind):
 
 def test_links_to_images_elsewhere_are_images(tmp_path):
     """In folders of classes, which are the user's own, as large collections have them."""
-    classes(tmp_path / "whole", each=3)
+    write_classes(tmp_path / "whole", each=3, size=6)
     picture(tmp_path / "store" / "far.png", 0)
     (tmp_path / "whole" / "ant" / "far.png").symlink_to(tmp_path / "store" / "far.png")
     dataset = load_dataset("folder", tmp_path / "whole")
@@ -216,7 +210,7 @@ def test_folders_beside_the_parts_are_named(tmp_path, caplog, name, parts, ignor
 
 
 def test_images_of_other_formats_are_counted(tmp_path, caplog):
-    classes(tmp_path / "train", each=3)
+    write_classes(tmp_path / "train", each=3)
     for name in ("a.HEIC", "b.heic", "c.avif", "d.gif", "notes.txt", ".d.heic"):
         (tmp_path / "train" / "ant" / name).touch()
     list_images(tmp_path / "train")
@@ -228,7 +222,7 @@ def test_images_of_other_formats_are_counted(tmp_path, caplog):
 @pytest.mark.parametrize("name", ["folder", "classes"])
 def test_files_with_more_pages_are_named(tmp_path, caplog, name):
     """Of a phone's MPO the second image is a preview."""
-    classes(tmp_path, ("ant", "bee", "cat"))
+    write_classes(tmp_path, ("ant", "bee", "cat"), size=6)
     pages = [Image.new("RGB", (6, 6), colour) for colour in ("red", "blue")]
     for path in ("bee/2.tif", "ant/2.webp", "ant/3.jpg"):
         kind = {"format": "MPO"} if path.endswith("jpg") else {}
@@ -253,9 +247,9 @@ NFC, NFD = "caf\xe9", "cafe\u0301"
 def test_names_that_look_the_same_are_shown_apart(tmp_path, caplog, parts, message):
     """As one disk keeps an accent with its letter, and another one apart."""
     for part, names in parts.items():
-        classes(tmp_path / part, names)
+        write_classes(tmp_path / part, names)
     with pytest.raises(ValueError, match=message):
         load_dataset("folder", tmp_path) if len(parts) == 2 else load_split("classes", tmp_path)
-    classes(tmp_path / "both", (NFC, NFD))
+    write_classes(tmp_path / "both", (NFC, NFD))
     list_images(tmp_path / "both")
     assert caplog.messages[-1].endswith(r"the classes 'cafe\u0301' and 'caf\xe9' look the same.")

@@ -6,30 +6,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_folders import picture
+from tiny_folders import picture, write_classes
 
 from neural_similarity.lab.data import NAMES, listing, load_dataset
 from neural_similarity.lab.data.fashion_mnist import CLASSES, FILE, unpack_embedded
 
 
-def classes(folder, names=("cat", "ant"), each=2, **options):
-    """Write `each` images of every class and return the pixels in the order of sorted names."""
-    options = {"size": (6, 5)} | options
-    pixels = [
-        picture(folder / name / f"{i}.png", 100 * len(name) + ord(name[0]) + i, **options)
-        for name in sorted(names)
-        for i in range(each)
-    ]
-    return np.stack(pixels)
-
-
 @pytest.mark.parametrize("test", ["test", "val", "validation", "valid", "Test"])
 @pytest.mark.parametrize("grey", [True, False])
 def test_train_and_test_folders(tmp_path, test, grey):
-    train = classes(tmp_path / "train", grey=grey)
-    tests = classes(tmp_path / test, each=1, grey=grey)
+    train = write_classes(tmp_path / "train", grey=grey)
+    tests = write_classes(tmp_path / test, each=1, grey=grey)
     dataset = load_dataset("folder", tmp_path)
-    assert dataset.train.classes == dataset.test.classes == ("ant", "cat")
+    assert dataset.train.classes == dataset.test.classes == ("ant", "bee")
     assert np.array_equal(dataset.train.pixels.numpy(), train)
     assert np.array_equal(dataset.test.pixels.numpy(), tests)
     assert dataset.train.labels.tolist() == [0, 0, 1, 1]
@@ -38,7 +27,7 @@ def test_train_and_test_folders(tmp_path, test, grey):
 
 @pytest.mark.parametrize("inside", [".", "train"])
 def test_class_folders_alone_give_a_fifth_to_the_test(tmp_path, inside):
-    whole = classes(tmp_path / inside, ("b", "aa"), each=10)
+    whole = write_classes(tmp_path / inside, ("b", "aa"), each=10)
     first, second = load_dataset("folder", tmp_path), load_dataset("folder", tmp_path)
     assert first.digest == second.digest
     assert first.digest[:16] == "d2db769571a9b7bb"  # of which there are records
@@ -50,12 +39,12 @@ def test_class_folders_alone_give_a_fifth_to_the_test(tmp_path, inside):
 
 def test_classes_may_be_called_like_parts(tmp_path):
     """A folder that holds images is a class, beside others and within a part."""
-    classes(tmp_path / "one", ("train", "test", "bus"), each=5)
+    write_classes(tmp_path / "one", ("train", "test", "bus"), each=5)
     dataset = load_dataset("folder", tmp_path / "one")
     assert dataset.train.classes == ("bus", "test", "train")
     assert (len(dataset.train), len(dataset.test)) == (12, 3)
     for part in ("train", "val"):
-        classes(tmp_path / "two" / part, ("train", "val"), each=2)
+        write_classes(tmp_path / "two" / part, ("train", "val"), each=2)
     dataset = load_dataset("folder", tmp_path / "two")
     assert dataset.train.classes == dataset.test.classes == ("train", "val")
     picture(tmp_path / "two" / "train" / "overview.png")
@@ -63,18 +52,18 @@ def test_classes_may_be_called_like_parts(tmp_path):
 
 
 def test_small_classes_give_one_image_and_single_images_nothing(tmp_path):
-    classes(tmp_path, each=2)
+    write_classes(tmp_path, each=2)
     assert load_dataset("folder", tmp_path).test.labels.tolist() == [0, 1]
-    (tmp_path / "cat" / "1.png").unlink()
-    with pytest.raises(ValueError, match=r"more than 1 images of the class 'cat' .* got 1"):
+    (tmp_path / "bee" / "1.png").unlink()
+    with pytest.raises(ValueError, match=r"more than 1 images of the class 'bee' .* got 1"):
         load_dataset("folder", tmp_path)
-    (tmp_path / "cat" / "0.png").unlink()
-    with pytest.raises(ValueError, match=r"cat must hold images \(\.bmp .*\), got none"):
+    (tmp_path / "bee" / "0.png").unlink()
+    with pytest.raises(ValueError, match=r"bee must hold images \(\.bmp .*\), got none"):
         load_dataset("folder", tmp_path)
 
 
 def test_one_colour_image_makes_all_rgb(tmp_path):
-    grey = classes(tmp_path / "train", ("a",), grey=True)
+    grey = write_classes(tmp_path / "train", ("a",), grey=True)
     colour = picture(tmp_path / "test" / "a" / "0.png", 9, (6, 5))
     dataset = load_dataset("folder", tmp_path)
     assert np.array_equal(dataset.train.pixels.numpy(), np.repeat(grey, 3, axis=1))
@@ -82,13 +71,13 @@ def test_one_colour_image_makes_all_rgb(tmp_path):
 
 
 def test_other_files_and_hidden_ones_are_no_images(tmp_path):
-    classes(tmp_path, each=5)
-    (tmp_path / "cat" / "notes.txt").write_text("mine")
-    (tmp_path / "cat" / "._0.png").write_text("a file manager's")
+    write_classes(tmp_path, each=5)
+    (tmp_path / "bee" / "notes.txt").write_text("mine")
+    (tmp_path / "bee" / "._0.png").write_text("a file manager's")
     (tmp_path / ".cache").mkdir()
     dataset = load_dataset("folder", tmp_path)
     assert len(dataset.train) + len(dataset.test) == 10
-    assert dataset.train.classes == ("ant", "cat")
+    assert dataset.train.classes == ("ant", "bee")
 
 
 def test_resize_and_centre_crop(tmp_path):
@@ -109,15 +98,15 @@ def test_resize_and_centre_crop(tmp_path):
 
 
 def test_images_of_the_right_size_are_left_alone(tmp_path):
-    train = classes(tmp_path / "train", size=(5, 5))
-    classes(tmp_path / "test", size=(9, 7))
+    train = write_classes(tmp_path / "train", size=(5, 5))
+    write_classes(tmp_path / "test", size=(9, 7))
     small = load_dataset("folder", tmp_path, image_size=5)
     assert np.array_equal(small.train.pixels.numpy(), train)
 
 
 def test_sizes_differ(tmp_path):
-    classes(tmp_path / "train", each=3)
-    classes(tmp_path / "test", each=1)
+    write_classes(tmp_path / "train", each=3)
+    write_classes(tmp_path / "test", each=1)
     picture(tmp_path / "train" / "ant" / "0.png", size=(7, 5))
     match = r"unless `image_size` is given: 7 of 8 are 6x5, got .*train/ant/0\.png of 7x5"
     with pytest.raises(ValueError, match=match):
@@ -127,15 +116,15 @@ def test_sizes_differ(tmp_path):
 @pytest.mark.parametrize("name", ["folder", "imagenet"])
 @pytest.mark.parametrize(("lacking", "having"), [("train", "val"), ("val", "train")])
 def test_a_class_in_one_part_only(tmp_path, name, lacking, having):
-    classes(tmp_path / lacking)
-    classes(tmp_path / having, ("cat", "ant", "bee"))
-    with pytest.raises(ValueError, match=f"got 'bee' in .*{having} and not in .*{lacking}"):
+    write_classes(tmp_path / lacking)
+    write_classes(tmp_path / having, ("ant", "bee", "cat"))
+    with pytest.raises(ValueError, match=f"got 'cat' in .*{having} and not in .*{lacking}"):
         load_dataset(name, tmp_path)
 
 
 def test_a_name_that_is_no_text(tmp_path, monkeypatch):
     """As Linux has it, where names are bytes; other systems' disks refuse to make one."""
-    classes(tmp_path)
+    write_classes(tmp_path)
     monkeypatch.setattr(listing, "_list_folder", lambda *_: {os.fsdecode(b"\xff.png"): 1})
     with pytest.raises(ValueError, match=r"names in .* must be valid UTF-8, got '\\udcff.png'"):
         load_dataset("folder", tmp_path)
@@ -152,7 +141,7 @@ def test_a_name_that_is_no_text(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_no_folder_of_classes(tmp_path, place, options, error, message):
-    classes(tmp_path / "val")
+    write_classes(tmp_path / "val")
     (tmp_path / "empty").mkdir()
     with pytest.raises(error, match=message):
         load_dataset("folder", tmp_path / place, **options)

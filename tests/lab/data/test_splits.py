@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_folders import check, picture, write_csv, write_folders
+from tiny_folders import check, picture, write_classes, write_csv, write_folders
 
 from neural_similarity.lab.data import ClassSplit, Images, load_split
 from neural_similarity.lab.data.cifar import CIFAR100
@@ -43,11 +43,6 @@ def test_mini_imagenet_is_never_split_at_random(tmp_path):
         load_split("mini-imagenet", tmp_path)
 
 
-def write_classes(folder, names):
-    for name in names:
-        picture(folder / name / "0.png", 1)
-
-
 def test_a_class_may_be_called_train(tmp_path):
     for i, name in enumerate(("train", "tram", "bus")):
         for j in range(2):
@@ -64,7 +59,7 @@ def test_classes_are_shared_out_at_random_always_alike(tmp_path):
     assert sorted(name for part in CLASS_PARTS for name in split[part]) == names
     assert random_split(names) == split
     assert random_split(names, seed=1) != split
-    write_classes(tmp_path, names)
+    write_classes(tmp_path, names, each=1)
     assert load_split("classes", tmp_path, image_size=6).test.classes == split["test"]
     with pytest.raises(ValueError, match=r"at least 3 classes, got 2"):
         random_split(names[:2])

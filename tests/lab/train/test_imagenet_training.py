@@ -106,17 +106,6 @@ def test_other_recipes_train_with_validation(root, tmp_path, name):
     assert json.loads(run.summary.read_text())["best_checkpoint"]["test_top5_error_percent"] <= 100
 
 
-def test_a_damaged_image_stops_the_run_with_one_line(tmp_path, nsim):
-    make_imagenet(tmp_path / "data")
-    path = tmp_path / "data" / "val" / CLASSES[3] / f"{CLASSES[3]}_1.JPEG"
-    path.write_bytes(path.read_bytes()[:150])
-    words = f"train {NAME} --data {tmp_path / 'data'} --out {tmp_path / 'run'} --device cpu"
-    # A similarity is written as its call.
-    fields = [w for k, v in CHANGES.items() for w in (f"--{k.replace('_', '-')}", v)]
-    last = nsim(f"{words} --steps {STEPS} --drops 4", *fields, code=1).err.splitlines()[-1]
-    assert last.startswith(f"nsim: {path} must be an image, but cannot be read: ")
-
-
 def test_data_prints_the_sizes_and_makes_a_layout(root, tmp_path, nsim):
     told = nsim(f"data imagenet --data {root}").out
     assert "48 training and 24 test images of 3x224x224, 12 classes" in told

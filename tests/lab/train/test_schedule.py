@@ -7,7 +7,7 @@ import torch
 from refusals import refusals
 from scipy import stats
 
-from neural_similarity.lab.train.schedule import learning_rate, one_cycle, scaled_steps
+from neural_similarity.lab.train.schedule import one_cycle, scaled_steps
 from neural_similarity.lab.train.statistics import Interval, by_task
 from neural_similarity_paper.statistics import (
     benjamini_hochberg,
@@ -22,14 +22,6 @@ from neural_similarity_paper.statistics import (
 )
 
 PAPER = (34_000, 54_000)
-
-
-@pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0.1), (33_999, 0.1), (34_000, 0.01), (53_999, 0.01), (54_000, 0.001), (63_999, 0.001)],
-)
-def test_rate_drops_at_the_papers_steps(step, rate):
-    assert learning_rate(step, 0.1, PAPER, 0.1) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 7, 100, 6240])
