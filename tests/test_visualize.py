@@ -21,19 +21,13 @@ def network(similarity):
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
-def test_static_matrices_are_those_that_fold(kind):
-    model = network(f"static-{kind}")
-    found = visualize.similarities(model, torch.randn(2, 3, 7, 8))
+def test_matrices_are_those_that_fold_or_their_mean(kind):
+    x, model = torch.randn(2, 3, 7, 8), network(f"static-{kind}")
+    found, layer = visualize.similarities(model, x), model[2]
     assert list(found) == ["0", "2"]
-    layer = model[2]
     weight = layer.weight.flatten(2) @ visualize.mean_matrix(found["2"])
     assert_close(weight.view_as(layer.weight), layer.fuse().weight)
-
-
-@pytest.mark.parametrize("kind", ["diagonal", "full"])
-def test_dynamic_matrices_and_their_mean(kind):
     model = network(f"dynamic-{kind}").train()
-    x = torch.randn(2, 3, 7, 8)
     found = visualize.similarities(model, x)
     assert_close(found["0"], model[0].similarity.matrix(x))
     mean = found["0"].mean((0, -2, -1))
@@ -144,19 +138,14 @@ def test_learning_curves_have_held_out_points_and_the_test(tmp_path, monkeypatch
     records += [{"step": 10, "validation_loss": 0.7, "validation_accuracy": 0.2}]
     summary = {"steps": 15, "test_loss": 0.6, "test_accuracy": 0.25}
     draw_learning_curves(records, tmp_path / "curves.png", summary)
+    draw_learning_curves(records[:1], tmp_path / "curves.png")
+    assert all(axes.lines[0].get_marker() == "o" for axes in drawn[1].axes)
     for axes, held_out, test in zip(drawn[0].axes, (0.7, 0.2), (0.6, 0.25), strict=True):
         lines = {line.get_label(): line for line in axes.lines}
         assert list(lines) == ["training batches", "held-out images", "test images"]
         assert lines["held-out images"].get_xydata().tolist() == [[10, held_out]]
         assert lines["test images"].get_xydata().tolist() == [[15, test]]
         assert all(line.get_marker() != "None" for line in axes.lines[1:])
-
-
-def test_a_single_record_is_a_mark_in_the_curves(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    draw_learning_curves([{"step": 40, "loss": 1.5, "accuracy": 0.4}], tmp_path / "curves.png")
-    assert all(axes.lines[0].get_marker() == "o" for axes in drawn[0].axes)
 
 
 def test_the_picture_of_a_kernel_shape_is_the_kernel_shape():

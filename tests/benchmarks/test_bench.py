@@ -128,13 +128,10 @@ def entrant(name, error=0.0, **costs):
     )
 
 
-def test_nothing_is_timed_beside_a_wrong_baseline():
+def test_nothing_is_timed_beside_a_wrong_baseline_and_unknown_costs_are_left_out():
     rows = compare({}, [entrant("wrong", 0.5), entrant("right")], SHORT)
     assert [row.wrong for row in rows] == [True, False]
     assert not any(row.times for row in rows)
-
-
-def test_unknown_costs_are_left_out():
     (row,) = compare({"dtype": "fp32"}, [entrant("plain", known=1.0, unknown=None)], SHORT)
     assert row.group == {"dtype": "fp32", "threads": 1}
     assert row.costs.keys() - {"peak_bytes"} == {"known"}

@@ -9,13 +9,8 @@ import neural_similarity as ns
 
 LACKING = {"new_ones", "addcmul", "unfold"}
 """Operations of torch that coremltools 9 does not convert."""
-KINDS = [
-    "static-full",
-    "dynamic-diagonal",
-    "dynamic-full",
-    "Dynamic(Full(), predictor=Light())",
-    "Dynamic(Diagonal(), predictor=Pooled())",
-]
+SHORT = "Dynamic(Full(), predictor=Light())", "Dynamic(Diagonal(), predictor=Pooled())"
+KINDS = ["static-full", "dynamic-diagonal", "dynamic-full", *SHORT]
 
 
 def make_network(similarity):
