@@ -202,11 +202,6 @@ class WithParts(nn.Conv2d):
         return super().forward(self.inner(x))
 
 
-class Twice(nn.Conv2d):
-    def forward(self, x):
-        return super().forward(x) + super().forward(-x)
-
-
 class Mixed(nn.Conv2d):
     def forward(self, x, weights):
         return weights * super().forward(x)
@@ -216,7 +211,10 @@ class Mixed(nn.Conv2d):
     ("kind", "reason"),
     [
         (WithParts, "is a WithParts, with parts of its own"),
-        (Twice, "is a Twice, whose `forward` calls 2 convolutions of torch's, not one"),
+        (
+            ns.SphereConv2d,
+            "is a SphereConv2d, whose `forward` calls 2 convolutions of torch's, not",
+        ),
         (Mixed, "is a Mixed, whose `forward` fails on one image alone: "),
     ],
 )

@@ -82,12 +82,6 @@ def test_orthogonality_of_a_network_counts_every_layer_once():
     assert_close(ns.orthogonality(first), torch.tensor(0.0), atol=1e-9, rtol=0)
 
 
-def test_convert_leaves_hyperspherical_convolutions_alone():
-    plan = ns.plan(nn.Sequential(ns.SphereConv2d(3, 4, 3)), "static-full")
-    reason = "is a SphereConv2d, whose `forward` calls 2 convolutions of torch's, not one"
-    assert plan == {"0": reason}
-
-
 test_errors = refusals(
     (lambda: ns.SphereConv2d(4, 6, 3, angle="sine"), "`angle` must be one of cosine, linear"),
     (lambda: ns.SphereConv2d(4, 6, 3, normalize="none"), "`normalize` must be one of both"),

@@ -15,6 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, jvp, vmap
 from torch.testing import assert_close
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import neural_similarity as ns
@@ -289,7 +290,9 @@ def test_changed_predictors_run_their_modules(change, predictor):
     assert not is_one(layer, maps())
 
 
-def test_global_hooks_see_the_modules():
+def test_global_hooks_and_dispatch_modes_see_the_modules():
+    with BaseTorchDispatchMode():
+        assert not is_one(layer_for("diagonal"), maps())
     seen = []
     handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m)))
     try:
