@@ -29,7 +29,7 @@ FILES = {
     "neighbours of our own names": "tests/lab/train/test_neighbours.py",
     "deaths among processes": "tests/lab/train/test_peers.py",
     "exported files forged in every field": "tests/lab/tasks/test_forged_weights.py",
-    "hub folders forged in every field": "tests/test_hub.py",
+    "hub folders forged in every field": "tests/test_forged_hub.py",
     "one writer and one reader": "tests/test_files.py",
     "ways to open files": "tests/test_file_access.py",
 }
