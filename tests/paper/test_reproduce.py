@@ -236,22 +236,17 @@ def start_quick(folder, *args):
 
 
 @pytest.mark.slow
-def test_processes_train_side_by_side(tmp_path):
-    process = start_quick(tmp_path, "--budget", "0.002", "--jobs", "2")
+def test_processes_train_side_by_side_as_in_the_shell(tmp_path):
+    budget = ("--budget", "0.002")
+    line, _ = start_quick(tmp_path, *budget, "--seeds", "3", "--print").communicate()
+    line = line.replace("nsim ", f"{sys.executable} -m neural_similarity ")
+    subprocess.run(line, shell=True, check=True, capture_output=True)
+    process = start_quick(tmp_path, *budget, "--jobs", "2")
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     found = read_records(tmp_path / "results", "quickstart", 0.002)
-    assert [(r.seed, r.environment["threads"]) for r in found] == [(1, 1), (2, 1)]
+    assert [(r.seed, r.environment["threads"]) for r in found] == [(1, 1), (2, 1), (3, 1)]
     assert len(found[0].correct) == 2_000
-
-
-@pytest.mark.slow
-def test_a_printed_line_is_a_command_of_the_shell(tmp_path):
-    words = ("--budget", "0.002", "--seeds", "1", "--print")
-    line, _ = start_quick(tmp_path, *words).communicate()
-    line = line.replace("nsim ", f"{sys.executable} -m neural_similarity ")
-    subprocess.run(line, shell=True, check=True, capture_output=True)
-    assert len(read_records(tmp_path / "results", "quickstart", 0.002)) == 1
 
 
 @pytest.mark.slow

@@ -172,7 +172,7 @@ def test_a_picture_is_drawn_from_a_cells_rates(tiny_study, tmp_path, monkeypatch
     for trial, (restored, scored, _) in images:
         ratios = score_images(restored, scored.sharp).tolist()
         assert runs[str(trial)]["images"] == pytest.approx(ratios, abs=6e-4)
-    assert [trial.way for trial, _ in images] == ["input", "m"]
+    assert [(trial.way, trial.draw) for trial, _ in images] == [("input", 1), ("m", 1)]
     with pytest.raises(ValueError, match="`cell` must be one of adapt-restore, got 'x'"):
         draw(cell="x", results=tmp_path)
 
@@ -187,8 +187,8 @@ def sheet_runs(sheet, way, change):
 
 @pytest.mark.parametrize("other", ["backbone", "data"])
 def test_a_sheet_of_another_network_or_images_is_refused(tiny_study, tmp_path, other):
-    arguments = tmp_path, tmp_path / "results", lambda _: None
-    tiny_study.run(*arguments)
+    study = replace(tiny_study, stages=(("nothing",),), cells=tiny_study.cells[:1])
+    study.run(tmp_path, tmp_path, lambda _: None)
     if other == "backbone":
         (tmp_path / "runs/adapt-restore/tiny-4.pt").unlink()
         restore.PRETRAINING["rate"] = 2e-3
@@ -196,7 +196,7 @@ def test_a_sheet_of_another_network_or_images_is_refused(tiny_study, tmp_path, o
         restore.load_sharp()["test"].mul_(0.5)
     restore.load_backbone.cache_clear()
     with pytest.raises(ValueError, match=rf"tiny-4-2.json is of another {other}"):
-        tiny_study.run(*arguments)
+        study.run(tmp_path, tmp_path, lambda _: None)
 
 
 @pytest.mark.usefixtures("tiny_study")

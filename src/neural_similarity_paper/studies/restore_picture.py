@@ -64,4 +64,4 @@ def draw_restored(
 
 if __name__ == "__main__":
     with cpu_threads(1):
-        tyro.cli(draw_restored)
+        tyro.cli(draw_restored, prog="restore_picture")
