@@ -83,8 +83,8 @@ def changed_fields(
     """The fields in which `recipe` is not the named one at `budget`, whatever seed and machine.
 
     A recipe must start from a run of `STARTS` of the same seed, and of the budget or classes that
-    its kind asks for. A run retrained on validation data has the number of steps that was chosen;
-    `old` records do not say which.
+    its kind asks for, which has its recipe's settings where `start` says them. A run retrained on
+    validation data has the number of steps that was chosen; `old` records do not say which.
     """
     original, free = scale_recipe(RECIPES[name], budget), FREE
     if retrained is not None:
@@ -98,6 +98,10 @@ def changed_fields(
         terms |= {"seed": recipe.seed} | recipe.start_terms(budget)
     facts = start or {"recipe": None}
     same = all(facts.get(key, value) == value for key, value in terms.items())
+    if same and "config" in facts:
+        settings = recipe_from_json(facts["config"], type(RECIPES[facts["recipe"]]))
+        before = facts["recipe"], facts["budget"], settings, facts.get("start"), facts["retrained"]
+        same = not changed_fields(*before)
     return ([] if same else ["start"]) + differing_fields(recipe, original, free)
 
 
@@ -241,20 +245,9 @@ def overridden_fields(run: Run) -> list[str]:
     environment = read_facts(run.path / ENVIRONMENT)
     start, retrained = environment.get("start"), environment.get("retrained")
     changed = changed_fields(run.name, run.budget, run.recipe, start, retrained)
-    other_data = start and run.name in STARTS and start.get("digest", run.digest) != run.digest
-    if other_data or (start and "config" in start and _is_changed(start)):
+    if start and run.name in STARTS and start.get("digest", run.digest) != run.digest:
         changed += ["start"]
     return list(dict.fromkeys(changed))
-
-
-def _is_changed(start: dict[str, Any]) -> bool:
-    """Whether training started from a run of another recipe, or that one did."""
-    name, before = start["recipe"], start.get("start")
-    if name not in RECIPES:
-        return True
-    config = recipe_from_json(start["config"], type(RECIPES[name]))
-    changed = changed_fields(name, start["budget"], config, before, start["retrained"])
-    return bool(changed) or (before is not None and _is_changed(before))
 
 
 def code_of(environment: dict[str, Any]) -> dict[str, Any]:
