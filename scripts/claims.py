@@ -54,7 +54,7 @@ class Found(NamedTuple):
             " and ".join(sorted({each.precision for each in side if each.seed in common}))
             for side in self.sides
         ]
-        return [] if sides[0] == sides[1] and " and " not in sides[0] else [" beside ".join(sides)]
+        return [] if sides[0] == sides[1] and " and " not in sides[0] else [" against ".join(sides)]
 
     @property
     def lost(self) -> str:

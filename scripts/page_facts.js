@@ -7,7 +7,7 @@
   small: [...document.querySelectorAll('main img:not(.fit), body > section img')]
     .filter(i => i.clientWidth && i.clientWidth < 0.4 * i.naturalWidth).map(i => i.alt),
   broad: [...document.querySelectorAll('article img, article table')].filter(e => e.clientWidth)
-    .filter(e => !/evidence/.test(location) && (e.tagName == 'IMG' || innerWidth > 1000))
+    .filter(e => !/evidence/.test(location))
     .filter(e => e.getBoundingClientRect().width > e.closest('article').clientWidth + 1)
     .map(e => e.alt || e.textContent.trim().slice(0, 40)),
   flat: [...document.querySelectorAll('math')]

@@ -92,7 +92,7 @@ def draw_kernels(_: Theme) -> Figure:
         "shift": matrix_of(ns.Affine("shift"), 0.0, 1.0),
         "one tap off": torch.diag(cut),
     }
-    figure = Figure(figsize=(6, 2.9))
+    figure = Figure(figsize=(4.9, 2.5))
     panels = figure.subplots(2, len(cases))
     for (name, matrix), (above, below) in zip(cases.items(), panels.T, strict=True):
         changed = (weight @ matrix).view(3, 3)

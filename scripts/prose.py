@@ -1,6 +1,6 @@
 """Phrases that a reader of the pages stumbles over, with what to write: `python scripts/prose.py`.
 
-They are checked in README and in the pages of the navigation; code is left out.
+They are checked in README, the pages of the navigation and those of evidence; code is left out.
 """
 
 import re
@@ -43,6 +43,11 @@ def written_pages() -> list[str]:
     return [page for page in pages if page != "changelog.md"]
 
 
+def evidence_pages() -> list[str]:
+    """The pages of evidence."""
+    return [f"evidence/{path.name}" for path in sorted((ROOT / "docs/evidence").glob("*.md"))]
+
+
 def blank_lines(match: re.Match[str]) -> str:
     """As many line breaks as what matched has."""
     return "\n" * match[0].count("\n")
@@ -71,6 +76,7 @@ def stumbling_phrases(page: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    problems = [line for page in written_pages() for line in stumbling_phrases(page)]
+    pages = [*written_pages(), *evidence_pages()]
+    problems = [line for page in pages for line in stumbling_phrases(page)]
     sys.stdout.write("\n".join([*problems, f"{len(problems)} phrases\n"]))
     sys.exit(bool(problems))

@@ -6,9 +6,9 @@
 Checked at 1280 and 390 pixels: no failed request, no error in the console, no link to a page or
 heading that does not exist, no formula left as text, no picture without size or at less than 0.4 of
 it (but for those of class "fit"), nothing wider than the screen; outside of docs/evidence no
-picture wider than its column, and no table at 1280 pixels. Files that are named, such as those of
-`nsim report`, are opened from disk. Pictures of whole pages, in light and dark, go to
-build/screenshots. The browser is the system's `chromium`, or what `playwright install` brought.
+picture or table wider than its column; and the search finds what `SEARCHES` says. Files that are
+named, such as those of `nsim report`, are opened from disk. Pictures of whole pages, in light and
+dark, go to build/screenshots. The browser is `chromium`, or what `playwright install` brought.
 """
 
 import shutil
@@ -30,6 +30,16 @@ NAVIGATION = [
     for page in prose.navigation_labels()
 ]
 """Names of the pages whose pictures are kept; all pages are checked."""
+SEARCHES = {
+    "cite": "reference/cite/",
+    "install": "#install",
+    "loss nan": "how-to/learning-rates/",
+    "what is M": "explanation/mathematics/#what-is-m",
+    "timm": "how-to/timm/",
+}
+"""What a reader types, and the page that has the answer."""
+FIRST_RESULT = """() => [...document.querySelectorAll('*')]
+  .map(e => e.shadowRoot?.querySelector('a[href^=http]')?.href).find(a => a) ?? 'nothing'"""
 FACTS = Path(__file__).with_name("page_facts.js").read_text("utf-8")
 
 
@@ -71,6 +81,24 @@ def photograph_page(page: Page, name: str) -> None:
         page.screenshot(path=OUT / f"{name}-{width}-{theme}.png", full_page=True)
 
 
+def search_problems(page: Page, address: str) -> list[str]:
+    """Searches of which the first result is another page."""
+    found = {}
+    for query in SEARCHES:
+        page.goto(address, wait_until="load", timeout=180_000)
+        page.wait_for_timeout(1000)
+        page.keyboard.press("/")
+        page.wait_for_timeout(1000)
+        page.keyboard.type(query, delay=20)
+        page.wait_for_timeout(3000)
+        found[query] = page.evaluate(FIRST_RESULT)
+    return [
+        f"the search for {query!r} finds {first}"
+        for query, first in found.items()
+        if not first.startswith(address + SEARCHES[query])
+    ]
+
+
 def broken_links(address: str, facts: dict[str, dict]) -> list[str]:
     """Links between pages of the site that lead nowhere."""
     found = []
@@ -110,7 +138,7 @@ def site_problems(browser: Browser, reports: list[str]) -> list[str]:
             found, facts[place] = visit_page(page, place, name)
             page.close()
             problems += [f"{name} at {width}: {problem}" for problem in found]
-    return problems + broken_links(address, facts)
+    return problems + broken_links(address, facts) + search_problems(browser.new_page(), address)
 
 
 def main() -> None:

@@ -196,14 +196,14 @@ def test_what_light_predictors_are_worth():
     errors = {line.row.recipe: our_result(line) for line in first.lines if line.records}
     text = " ".join(read("docs/evidence/layers.md").split())
     for told in (
-        f"full M errs on {our_result(ours)} %, a wider plain network about as slow on",
+        f"full M errs on {our_result(ours)} %, a wider plain network of the same time on",
         f"{our_result(wide)} %, {interval_text(ours.baseline_difference.by_image)} points by image",
-        f"diagonal M on {our_result(small)} %, the one about as slow on {our_result(wider)} %",
+        f"diagonal M on {our_result(small)} %, the wider network on {our_result(wider)} %",
         f"at {errors['cifar10-cnn']} %, is at {our_result(plain)} % after 2,000 updates",
         f"next to nothing, is at {errors['cifar10-static-uns']} %",
     ):
         assert told in text
-    note = f"{our_result(ours)} % beside {our_result(wide)}; but the plain CNN-9 is at "
+    note = f"{our_result(ours)} % against {our_result(wide)} %; but the plain CNN-9 is at "
     assert note + our_result(plain).partition(" ")[0] in read("docs/evidence/costs.md")
 
 
@@ -235,7 +235,7 @@ def test_what_sharing_a_matrix_is_worth():
 
 
 def test_what_one_matrix_an_image_is_worth():
-    told = section("One full M an image")
+    told = section("One full M per image")
     (panel,) = panels("rivals", 1 / 32)
     (line,) = (line for line in panel.lines if line.row.recipe == "cifar10-pooled")
     change = line.baseline_difference

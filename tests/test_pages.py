@@ -51,7 +51,7 @@ def test_the_navigation_is_short():
     assert len(read("index.md").splitlines()) <= 110
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *prose.evidence_pages()])
 def test_a_page_is_in_the_words_of_the_field(page):
     assert not prose.stumbling_phrases(page)
 

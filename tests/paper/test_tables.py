@@ -124,7 +124,7 @@ def test_only_common_seeds_are_compared(tmp_path, common, said):
     assert (images.low, images.high) == pytest.approx(expected, rel=1e-9)
     row = cells(markdown_of(tmp_path), "static")
     assert row[5] == ""
-    assert row[6].endswith(f"by image alone ({said})")
+    assert row[6].endswith(f"by image only ({said})")
     accuracy = compare_records(ours.values(), before.values(), "accuracy").by_image
     assert (accuracy.low, accuracy.high) == pytest.approx((-images.high, -images.low))
 

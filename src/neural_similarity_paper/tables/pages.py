@@ -287,5 +287,5 @@ def _difference_cells(baseline: Row, line: RowReport) -> tuple[str, str, str]:
         return "no common seed", "no common seed", ""
     seeds, by_image = len(difference.common), interval_text(difference.by_image)
     if difference.by_seed is None or difference.by_both is None:
-        return "", f"{by_image}, by image alone ({seeds} seed{'s' if seeds > 1 else ''})", ""
+        return "", f"{by_image}, by image only ({seeds} seed{'s' if seeds > 1 else ''})", ""
     return interval_text(difference.by_seed), by_image, interval_text(difference.by_both)
