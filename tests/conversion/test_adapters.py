@@ -9,7 +9,6 @@ import pytest
 import torch
 from moved import learned
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import prune
 
@@ -144,11 +143,8 @@ def test_another_backbone_is_refused(backbone, tmp_path, change, message):
 
 def test_what_is_no_file_of_an_adapter_is_refused(backbone, tmp_path):
     """`test_forged_adapters.py` has files that nearly are."""
-    file = ns.save_adapter(adapted(backbone), tmp_path / "a")
-    save_file(load_file(file), file, {"adapter": "[1]"})
-    for path in (file, tmp_path):
-        with pytest.raises(ValueError, match="is not an adapter"):
-            ns.load_adapter(backbone, path)
+    with pytest.raises(ValueError, match="is not an adapter"):
+        ns.load_adapter(backbone, tmp_path)
     with pytest.raises(FileNotFoundError, match="nothing"):
         ns.load_adapter(backbone, tmp_path / "nothing")
 

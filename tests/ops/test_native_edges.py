@@ -102,5 +102,6 @@ def test_no_pattern_of_not_a_number_is_rounded_to_one(kind, channels, bits):
     x, weight = torch.ones(1, channels, 3, 3), torch.ones(1, channels, 1, 1)
     m = torch.full((1, 1, 3, 3), bits, dtype=torch.int32).view(torch.float32)
     m = m if kind == "diagonal" else m.unsqueeze(1)
-    y = similarity_conv2d(x.bfloat16(), weight.bfloat16(), m, backend="compiled")
-    assert y.isnan().all()
+    for given in ((x, m), (x * torch.nan, torch.ones_like(m))):
+        y = similarity_conv2d(given[0].bfloat16(), weight.bfloat16(), given[1], backend="compiled")
+        assert y.isnan().all()
