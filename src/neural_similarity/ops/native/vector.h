@@ -124,34 +124,6 @@ INLINE void add(float *to, vector v, int64_t lanes) {
     else for (int lane = 0; lane < lanes; lane++) to[lane] += v[lane];
 }
 
-/* Shuffles of a pair of vectors; lanes of the second count from LANES on. EVEN takes lane l of the
-   first where bit `width` of l is off, and lane l - width of the second where it is on; ODD takes
-   the lanes that are `width` further. One for each bit: width 1, 2, 4, 8. */
-#if LANES == 16
-static const words EVEN[BITS] = {
-    {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
-    {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
-    {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
-    {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-};
-static const words ODD[BITS] = {
-    {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31},
-    {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31},
-    {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31},
-    {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31},
-};
-#elif LANES == 8
-static const words EVEN[BITS] = {
-    {0, 8, 2, 10, 4, 12, 6, 14}, {0, 1, 8, 9, 4, 5, 12, 13}, {0, 1, 2, 3, 8, 9, 10, 11},
-};
-static const words ODD[BITS] = {
-    {1, 9, 3, 11, 5, 13, 7, 15}, {2, 3, 10, 11, 6, 7, 14, 15}, {4, 5, 6, 7, 12, 13, 14, 15},
-};
-#else
-static const words EVEN[BITS] = {{0, 4, 2, 6}, {0, 1, 4, 5}};
-static const words ODD[BITS] = {{1, 5, 3, 7}, {2, 3, 6, 7}};
-#endif
-
 /* The number of every lane. */
 #if LANES == 16
 static const words LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -161,6 +133,12 @@ static const words LANE = {0, 1, 2, 3, 4, 5, 6, 7};
 static const words LANE = {0, 1, 2, 3};
 #endif
 
+/* Shuffles of a pair of vectors; lanes of the second count from LANES on. `evens` takes lane l of the
+   first where `bit` of l is off, and lane l - 2^bit of the second where it is on; `odds` takes the
+   lanes that are 2^bit further. */
+INLINE words evens(int bit) { return LANE + (LANE >> bit & 1) * (LANES - (1u << bit)); }
+INLINE words odds(int bit) { return evens(bit) + (1u << bit); }
+
 /* Lane j of the result is the sum of the lanes of v[j]. */
 INLINE vector sums(const vector v[LANES]) {
     vector level[LANES];
@@ -168,7 +146,7 @@ INLINE vector sums(const vector v[LANES]) {
     UNROLL for (int bit = 0; bit < BITS; bit++)
         UNROLL for (int i = 0; i < LANES >> bit; i += 2) {
             const vector a = level[i], b = level[i + 1];
-            level[i / 2] = __builtin_shuffle(a, b, EVEN[bit]) + __builtin_shuffle(a, b, ODD[bit]);
+            level[i / 2] = __builtin_shuffle(a, b, evens(bit)) + __builtin_shuffle(a, b, odds(bit));
         }
     return level[0];
 }
@@ -188,8 +166,8 @@ INLINE void transpose(uint32_t *to, int64_t to_row, const uint32_t *from, int64_
         UNROLL for (int i = 0; i < LANES; i++) {
             if (i >> bit & 1) continue;
             const words a = v[i], b = v[i | 1 << bit];
-            v[i] = __builtin_shuffle(a, b, EVEN[bit]);
-            v[i | 1 << bit] = __builtin_shuffle(a, b, ODD[bit]);
+            v[i] = __builtin_shuffle(a, b, evens(bit));
+            v[i | 1 << bit] = __builtin_shuffle(a, b, odds(bit));
         }
     for (int i = 0; i < LANES; i++) *(words *)(to + i * to_row) = v[i];
 }
