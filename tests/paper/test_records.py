@@ -152,11 +152,6 @@ def test_runs_of_no_recipe_and_unfinished_runs_have_no_record(tmp_path):
         write_record(run, tmp_path / "results")
 
 
-def test_records_go_to_a_folder(capsys):
-    assert cli.main(["record", "RUN", "--results", __file__]) == 2
-    assert "`results` must be a folder, got the file" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("read", [read_record, read_evaluation, read_costs])
 def test_json_that_is_nested_without_end_is_named(tmp_path, read):
     path = tmp_path / "deep.json"

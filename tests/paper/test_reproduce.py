@@ -203,28 +203,44 @@ def test_print_shows_the_lines_and_runs_nothing(tmp_path, launched, capsys):
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("words", "message"),
     [
-        (["9"], "no table is named '9'; there are 1, 2, 3, 4, 5, 6, 8, response, "),
-        (["4", "--seeds", "1,x"], "--seeds: items must be integers separated by commas, got 'x'"),
-        (["4", "--seeds", "1,1"], "must be distinct, not negative and below 2**63, got (1, 1)"),
-        (["4", "--seeds=-1"], "`seeds` must be distinct, not negative and below 2**63, got (-1,)"),
-        (["4", "--seeds", str(2**63)], "`seeds` must be distinct, not negative and below 2**63"),
-        (["4", "--seeds", ""], "items must be integers separated by commas, got ''"),
-        (["4", "--results", __file__], "`results` must be a folder, got the file"),
-        (["4", "--runs", __file__], "`runs` must be a folder, got the file"),
-        (["4", "--jobs", "0"], "`jobs` must be an integer of at least 1, got 0"),
-        (["4", "--budget", "-1"], "`budget` must be above 0, got -1.0"),
-        (["4", "--job", "1"], "--jobs"),
-        (["4", "--stage", "1"], "--stage goes with --print"),
-        (["4", "--only", "x"], "`only` must match a recipe of the table (cifar10-cnn, "),
-        (["6", "--shots", "3"], "`shots` must be among (5, 1), got 3"),
-        (["6", "--shots", "5,5"], "`shots` must be distinct, got (5, 5)"),
-        (["6", "--tasks", "1", "--print"], "`tasks` must be at least 2, got 1"),
+        ("reproduce 9", "no table is named '9'; there are 1, 2, 3, 4, 5, 6, 8, response, "),
+        ("reproduce 4 --seeds 1,x", "--seeds: items must be integers separated by commas, got 'x'"),
+        ("reproduce 4 --seeds 1,1", "`seeds` must be distinct, not negative and below 2**63, got "),
+        (
+            "reproduce 4 --seeds=-1",
+            "`seeds` must be distinct, not negative and below 2**63, got (-1",
+        ),
+        (f"reproduce 4 --seeds {2**63}", "`seeds` must be distinct, not negative and below 2**63"),
+        ("reproduce 4 --seeds ''", "items must be integers separated by commas, got ''"),
+        (f"reproduce 4 --results {__file__}", "`results` must be a folder, got the file"),
+        (f"reproduce 4 --runs {__file__}", "`runs` must be a folder, got the file"),
+        ("reproduce 4 --jobs 0", "`jobs` must be an integer of at least 1, got 0"),
+        ("reproduce 4 --budget -1", "`budget` must be above 0, got -1.0"),
+        ("reproduce 4 --job 1", "--jobs"),
+        ("reproduce 4 --stage 1", "--stage goes with --print"),
+        ("reproduce 4 --only x", "`only` must match a recipe of the table (cifar10-cnn, "),
+        ("reproduce 6 --shots 3", "`shots` must be among (5, 1), got 3"),
+        ("reproduce 6 --shots 5,5", "`shots` must be distinct, got (5, 5)"),
+        ("reproduce 6 --tasks 1 --print", "`tasks` must be at least 2, got 1"),
+        ("table 7", "no table is named '7'; there are 1, 2, 3, 4, 5, 6, 8, response, "),
+        ("table respnse", "no table is named 'respnse'; did you mean 'response'?"),
+        ("table 4 --out table.txt", "`out` must end in .md, got table.txt"),
+        ("table 4 --budget 0", "`budget` must be above 0, got 0.0"),
+        ("table 4 --results nowhere", "--results must be a folder of records, got nowhere"),
+        ("table adapt-map --out map.txt", "--out must end in .md, got map.txt"),
+        ("reproduce adapt-map --print --only none-10", "--only must name cells of adapt-map, such"),
+        ("reproduce new-heads --only A", "--only must name no cells of new-heads, got 'A'"),
+        ("table", "TABLE"),
+        (f"record RUN --results {__file__}", "`results` must be a folder, got the file"),
+        ("theory eulr", "did you mean 'euler'?"),
+        ("theory spectra", "nsim theory spectra needs run folders, see --runs"),
+        ("theory order --seeds 2", "`seeds` must be at least 3, got 2"),
     ],
 )
-def test_wrong_command_lines_exit_with_2(args, message, capsys):
-    assert cli.main(["reproduce", *args]) == 2
+def test_wrong_command_lines_exit_with_2(words, message, capsys):
+    assert cli.main(shlex.split(words)) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 

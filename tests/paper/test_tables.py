@@ -319,23 +319,6 @@ def test_costs_that_lack_a_fact_or_are_of_another_benchmark_are_refused(lost, tm
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["7"], "no table is named '7'; there are 1, 2, 3, 4, 5, 6, 8, response, "),
-        (["respnse"], "no table is named 'respnse'; did you mean 'response'?"),
-        (["4", "--out", "table.txt"], "`out` must end in .md, got table.txt"),
-        (["4", "--budget", "0"], "`budget` must be above 0, got 0.0"),
-        (["4", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
-        (["6", "--results", "nowhere"], "--results must be a folder of records, got nowhere"),
-        ([], "TABLE"),
-    ],
-)
-def test_wrong_command_lines_exit_with_2(args, message, capsys):
-    assert cli.main(["table", *args]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
     ("number", "text"),
     [(0.235, "+0.24"), (-0.235, "−0.24"), (0.225, "+0.22"), (1e-12, "0.00"), (-0.004, "0.00")],
 )

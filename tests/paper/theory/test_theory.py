@@ -222,19 +222,6 @@ def test_a_layer_that_folds_into_others_has_the_spectrum_of_w_m():
     assert learned(network)["0"]["spectrum"] == pytest.approx(values.tolist(), rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["eulr"], "did you mean 'euler'?"),
-        (["spectra"], "nsim theory spectra needs run folders, see --runs"),
-        (["order", "--seeds", "2"], "`seeds` must be at least 3, got 2"),
-    ],
-)
-def test_wrong_words(words, message, capsys):
-    assert cli.main(["theory", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_the_command_writes_numbers_and_a_picture(tmp_path, capsys):
     assert cli.main(["theory", "euler", "--seeds", "3", "--out", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "euler.json").read_text())
