@@ -20,15 +20,26 @@ def kernels(model):
 
 
 @wide
-@pytest.mark.parametrize("self_attention", [False, True])
-def test_filters_and_the_kind_of_convolutions(make, self_attention):
-    model = make(10, self_attention=self_attention)
-    assert [layer.out_channels for layer in kernels(model)] == FILTERS
+@pytest.mark.parametrize("attended", [False, True])
+def test_the_four_rows_of_table_8(make, attended):
+    """Self-attention, of the convolutions of the network, stands behind the first two pools."""
+    model = models.build(make.__name__ + "_attention" * attended, 10)
     kind = ns.SphereConv2d if make is models.spherenet9 else ns.Conv2d
+    assert [layer.out_channels for layer in kernels(model)] == FILTERS
     assert {type(layer) for layer in kernels(model)} == {kind}
     fc = next(p for name, p in model.named_parameters() if name.startswith("fc."))
     assert (fc.shape[0], prod(fc.shape[1:])) == (256, 256 * 4 * 4)
     assert model.classifier.weight.shape == (10, 256)
+    names = [name for name, _ in model.named_children()]
+    places = [names[names.index(name) - 1] for name in names if name.startswith("attention")]
+    assert places == ["conv1_3", "conv2_3"] * attended
+    assert all(isinstance(model.get_submodule(place)[2], nn.MaxPool2d) for place in places)
+    queries = [m.query for m in model.modules() if isinstance(m, ns.SelfAttention)]
+    assert [query.weight.shape for query in queries] == [
+        (16, 128, 1, 1),
+        (24, 192, 1, 1),
+    ] * attended
+    assert {isinstance(query, ns.SphereConv2d) for query in queries} <= {kind is ns.SphereConv2d}
 
 
 def test_the_two_networks_of_table_8_have_the_same_parameters():
@@ -50,20 +61,6 @@ def test_self_attention_starts_as_the_network_without(make, variant):
     extra = attended.keys() - plain.keys()
     assert extra
     assert all(name.startswith(("attention1.", "attention2.")) for name in extra)
-
-
-@wide
-def test_self_attention_stands_behind_the_first_two_pools(make):
-    model = make(10, width=0.25, self_attention=True)
-    names = [name for name, _ in model.named_children()]
-    for stage in (1, 2):
-        at = names.index(f"conv{stage}_3")
-        assert names[at + 1] == f"attention{stage}"
-        assert isinstance(model.get_submodule(f"conv{stage}_3")[2], nn.MaxPool2d)
-    kind = ns.SphereConv2d if make is models.spherenet9 else nn.Conv2d
-    assert type(model.attention1.query) is kind
-    assert model.attention2.query.weight.shape == (6, 48, 1, 1)
-    assert "attention3" not in names
 
 
 def test_a_spherenet_is_its_layers():
@@ -99,11 +96,3 @@ def test_a_step_of_training_reaches_every_parameter(make, size):
     loss = F.cross_entropy(model(torch.randn(4, 1, size, size)), torch.arange(4) % 3)
     loss.backward()
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", ["cnn9_wide", "spherenet9"])
-def test_the_four_rows_of_table_8_have_names(name):
-    options = {"width": 0.05, "similarity": None, "variant": "paper"}
-    plain, attended = (models.build(n, 10, **options) for n in (name, f"{name}_attention"))
-    assert not [m for m in plain.modules() if isinstance(m, ns.SelfAttention)]
-    assert len([m for m in attended.modules() if isinstance(m, ns.SelfAttention)]) == 2
