@@ -74,7 +74,7 @@ class Case:
 
     def images(self, count: int) -> Tensor:
         """Random images, or maps, the same every time."""
-        with seeded():
+        with fixed_seed():
             images = torch.randn(count, self.channels, self.size, self.size)
         return self.runtime.place_images(images)
 
@@ -84,7 +84,7 @@ class Case:
         n, c, s, dtype = self.batch, self.channels, self.size, self.dtype
         filters, each, k = self.filters or c, c // self.groups, self.kernel
         place = self.runtime.place_images
-        with seeded():
+        with fixed_seed():
             x, grad = (place(torch.randn(n, size, s, s)).to(dtype) for size in (c, filters))
             kernel = torch.randn(filters, each, k, k) / sqrt(k * k * each)
             dynamic = place(torch.randn(n, prod(self.taps), s, s))
@@ -94,7 +94,7 @@ class Case:
 
 
 @contextmanager
-def seeded() -> Iterator[None]:
+def fixed_seed() -> Iterator[None]:
     """Within, the same random numbers every time; outside, those that would have come."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
@@ -146,7 +146,7 @@ class Placed(nn.Module):
             return self.network(x)
 
 
-def moved(model: nn.Module) -> nn.Module:
+def move_similarities(model: nn.Module) -> nn.Module:
     """Move every similarity of `model` off the identity, in place, as if it had learned."""
     for part in model.modules():
         if isinstance(part, StaticSimilarity):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from benchmarks import oracle
-from benchmarks.case import Case, Placed, Subject, moved, seeded
+from benchmarks.case import Case, Placed, Subject, fixed_seed, move_similarities
 from benchmarks.compare import Entrant, compare, forward_call
 from benchmarks.measure import Call, Clock, macs
 from benchmarks.options import Options
@@ -75,25 +75,25 @@ def texts_of(names: Iterable[str]) -> dict[str, str]:
 def cnn9(case: Case, name: str) -> nn.Module:
     """CNN-9 of the similarity called `name`, learned, or the plain one."""
     similarity = None if name == PLAIN else KNOWN[name]
-    with seeded():
-        return moved(models.cnn9(CLASSES, width=case.width, similarity=similarity))
+    with fixed_seed():
+        return move_similarities(models.cnn9(CLASSES, width=case.width, similarity=similarity))
 
 
 def of_recipe(case: Case, name: str) -> nn.Module:
     """The network of the recipe called `name`, one of CIFAR-10, learned."""
     recipe = RECIPES[name]
-    with seeded():
-        return moved(build_network(recipe, CLASSES, width=case.width * recipe.width))
+    with fixed_seed():
+        return move_similarities(build_network(recipe, CLASSES, width=case.width * recipe.width))
 
 
 def converted_network(case: Case, name: str) -> nn.Module:
     """The network of the case, plain, converted or folded."""
-    with seeded():
+    with fixed_seed():
         network = NETWORKS[case.kind]()
         if name == PLAIN:
             return network
         text = CONVERTED[name.removesuffix(FOLDED)]
-        network = moved(convert(network, required_similarity(text)))
+        network = move_similarities(convert(network, required_similarity(text)))
         return fold(network) if name.endswith(FOLDED) else network
 
 
@@ -110,7 +110,7 @@ def subject_of(case: Case, name: str, network: nn.Module) -> Subject:
 
 def checker_of(case: Case) -> Checker:
     """Compares networks with their oracles."""
-    with seeded():
+    with fixed_seed():
         grad = torch.randn(CHECKED, CLASSES).to(case.runtime.device)
     return Checker(grad, case.dtype)
 

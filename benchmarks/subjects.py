@@ -15,8 +15,8 @@ from benchmarks.case import (
     Operator,
     Placed,
     Subject,
-    moved,
-    seeded,
+    fixed_seed,
+    move_similarities,
 )
 from benchmarks.compare import Entrant, alternated_calls, compare, cpu_clock, forward_call
 from benchmarks.measure import Clock, macs, saved_bytes
@@ -146,9 +146,9 @@ def our_operator(name: str, case: Case, backend: Backend = "auto") -> Subject:
 def our_layer(case: Case, name: str = LAYER, text: str = "") -> Subject:
     """Our layer with a dynamic similarity, the default or that of `text`, in bf16 by autocast."""
     width, similarity = case.channels, parse_similarity(text or f"dynamic-{case.kind}")
-    with seeded():
+    with fixed_seed():
         module = Conv2d(width, width, KERNEL, padding=PADDING, bias=False, similarity=similarity)
-        moved(module)
+        move_similarities(module)
     return Subject(
         name=name,
         module=Placed(module, case.runtime),

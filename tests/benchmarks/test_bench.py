@@ -231,7 +231,7 @@ def test_learning_leaves_the_identity():
 
 def test_scores_that_folding_changes_have_no_time(monkeypatch):
     def wrong(network):
-        return networks.moved(deepcopy(network))
+        return networks.move_similarities(deepcopy(network))
 
     monkeypatch.setattr(networks, "fold", wrong)
     rows = list(networks.inference(replace(OPTIONS, similarity=("static-full",), size=())))

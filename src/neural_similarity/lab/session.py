@@ -204,7 +204,7 @@ def _begin_run(recipe: TrainingRecipe, place: _Place, origin: dict[str, Any] | N
 
 def _require_equal_shares(recipe: TrainingRecipe) -> None:
     """Check, before anything begins, that processes can share every update equally."""
-    processes, field = distributed.launched(), recipe.shared_field
+    processes, field = distributed.launched_processes(), recipe.shared_field
     if getattr(recipe, field) % processes:
         raise ValueError(
             f"`{field}` must be a multiple of {processes}, the number of processes, got "

@@ -126,7 +126,7 @@ def test_a_batch_that_does_not_divide_is_refused(tmp_path, monkeypatch, recipe, 
 def test_a_resumption_by_processes_that_cannot_share_a_batch_is_refused(tmp_path, monkeypatch):
     run = session.train(TINY, out=tmp_path / "run", device="cpu")
     run.summary.unlink()
-    monkeypatch.setattr(distributed, "launched", lambda: 3)
+    monkeypatch.setattr(distributed, "launched_processes", lambda: 3)
     with pytest.raises(ValueError, match=r"`batch_size` must be a multiple of 3, .* got 8"):
         session.resume(run.path, device="cpu")
 

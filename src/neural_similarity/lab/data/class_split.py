@@ -12,7 +12,7 @@ import torch
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data.images import Dataset, Images, seeded_generator
 from neural_similarity.lab.data.listing import (
-    displayed,
+    visible_name,
     list_images,
     part_folders,
     read_image_list,
@@ -77,10 +77,10 @@ def check_disjoint(classes: Mapping[str, Iterable[str]], where: object) -> None:
     seen: dict[str, str] = {}
     for part, names in classes.items():
         for name in names:
-            if seen.setdefault(displayed(name), part) != part:
+            if seen.setdefault(visible_name(name), part) != part:
                 raise ValueError(
                     f"{where}: the parts must have no class in common, got {name!r} in "
-                    f"{seen[displayed(name)]} and {part}"
+                    f"{seen[visible_name(name)]} and {part}"
                 )
 
 

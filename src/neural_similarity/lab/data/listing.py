@@ -94,21 +94,21 @@ def list_images(folder: Path, *, part: bool = True) -> Listing:
     return Listing(folder, members)
 
 
-def displayed(name: str) -> str:
+def visible_name(name: str) -> str:
     """A name as it looks: disks keep an accent as part of its letter (NFC) or apart (NFD)."""
     return unicodedata.normalize("NFC", name)
 
 
 def lookalike_text(name: str, names: Iterable[str]) -> str:
     """The end of an error about a name that `names` lack: one that looks the same, if any."""
-    alike = [ascii(other) for other in names if displayed(other) == displayed(name)]
+    alike = [ascii(other) for other in names if visible_name(other) == visible_name(name)]
     return f"; there is {alike[0]}, which looks the same as {name!a}" if alike else ""
 
 
 def _warn_of_lookalikes(folder: Path, names: Iterable[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(displayed(name), name)
+        other = seen.setdefault(visible_name(name), name)
         if other != name:
             log.warning(
                 "Warning: in %s, the classes %s and %s look the same.",

@@ -51,7 +51,7 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def launched() -> int:
+def launched_processes() -> int:
     """The number of processes that torchrun started, also before they `join`."""
     return int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1
 
@@ -66,7 +66,7 @@ def claim_message(text: str) -> bool:
 
     A message that every process would print is printed once in this way.
     """
-    if launched() == 1:
+    if launched_processes() == 1:
         return True
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
     try:
