@@ -112,6 +112,7 @@ def test_every_public_name_has_a_case():
         name for name in ns.__all__ if name not in ELSEWHERE and getattr(ns, name) not in tried
     ]
     assert not missing
+    assert set(ELSEWHERE) <= set(ns.__all__)
     assert not [f.__name__ for f in public(visualize) if f not in tried]
     assert not [f.__name__ for f in public(regularize) if f not in tried]
     operators = {name: f for name, f in vars(functional).items() if not name.startswith("_")}
@@ -121,10 +122,6 @@ def test_every_public_name_has_a_case():
     parts = {"conv_block", "options", "has_pool", "set_norms", "usual_sizes", "without_pool"}
     assert helpers <= builders | parts
     assert {f.__name__ for f in public(hub)} == {"Network", "Adapted"}
-
-
-def test_what_is_elsewhere_is_public():
-    assert set(ELSEWHERE) <= set(ns.__all__)
 
 
 def arguments_of(function):
@@ -228,6 +225,7 @@ def test_complex_weights_are_skipped_with_a_reason_and_refused_where_named(simil
 
 
 def test_macs_are_those_of_a_size_of_counts():
+    assert ns.macs(torch.nn.ReLU(), 3, 8, 8) == 0
     for odd in (None, 0, -1, 1.5, float("nan"), 1j):
         with pytest.raises(ValueError, match="`size` must be an integer of at least 1"):
             ns.macs(plain(), 4, odd, 5)
@@ -264,7 +262,3 @@ def test_what_is_no_tensor_or_module_is_refused_by_name(function, name, value):
 def test_blocks_that_are_none_are_refused_by_name(blocks):
     with pytest.raises(ValueError, match="`blocks` must be a pair"):
         functional.global_similarity(torch.ones(1, 4, 2, 2), torch.ones(4), blocks=blocks)
-
-
-def test_a_network_without_parameters_has_macs():
-    assert ns.macs(torch.nn.ReLU(), 3, 8, 8) == 0
