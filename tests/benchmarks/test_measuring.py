@@ -109,7 +109,15 @@ def test_interval_covers_the_median_by_the_binomial_distribution(count):
     assert low <= median(values) <= high
 
 
-def test_others_are_what_the_machine_did_and_this_process_did_not(monkeypatch):
+def test_others_are_what_the_machine_did_and_this_process_did_not(monkeypatch, tmp_path):
+    """As Linux tells it; guests are in the first two columns, too."""
+    (tmp_path / "stat").write_text("cpu  100 0 50 1000 70 6 4 40 9 9\ncpu0 1\n")
+    monkeypatch.setattr(measuring, "STATISTICS", tmp_path / "stat")
+    monkeypatch.setattr(measuring.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    busy, own, wall = measuring._readings()
+    assert busy == pytest.approx(2.0)  # all but idle and waiting
+    assert own > 0
+    assert wall > 0
     readings = iter([(100.0, 10.0, 50.0), (107.0, 12.0, 60.0)])
     monkeypatch.setattr(measuring, "_readings", lambda: next(readings))
     assert Watch().others() == pytest.approx(0.5)  # 7 seconds busy, 2 our own, of 10
@@ -120,16 +128,6 @@ def test_what_the_system_does_not_tell_is_unknown(monkeypatch, tmp_path):
         monkeypatch.setattr(measuring, name, tmp_path / "nowhere")
     assert Watch().others() is None
     assert peak_bytes(lambda: None, torch.device("cpu")) is None
-
-
-def test_readings_of_linux(monkeypatch, tmp_path):
-    (tmp_path / "stat").write_text("cpu  100 0 50 1000 70 6 4 40 9 9\ncpu0 1\n")
-    monkeypatch.setattr(measuring, "STATISTICS", tmp_path / "stat")
-    monkeypatch.setattr(measuring.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
-    busy, own, wall = measuring._readings()
-    assert busy == pytest.approx(2.0)  # all but idle and waiting; guests are in the first two
-    assert own > 0
-    assert wall > 0
 
 
 def test_saved_bytes_are_whole_storages_counted_once():

@@ -64,14 +64,6 @@ class Work:
         return cli.main(words.split())
 
 
-def classification_run(folder):
-    session.train(TINY_RECIPES[STATIC], name=STATIC, out=folder / "run", device="cpu")
-
-
-def few_shot_run(folder):
-    session.train(BY_NAMES, out=folder / "shots", device="cpu")
-
-
 def image_folder(folder):
     """Of more images of each class than `nsim data` holds out for validation."""
     write_folders(folder / "source" / "images", {"a": ["c0", "c1"]}, each=102)
@@ -94,15 +86,15 @@ def fake_compiler(folder):
     (folder / "compiler").chmod(0o700)
 
 
-def adapter_file(folder):
-    ns.save_adapter(ns.freeze_backbone(network(), train=()), folder / "adapter")
-
-
 SOURCES = {
-    "adapter": adapter_file,
+    "adapter": lambda folder: ns.save_adapter(
+        ns.freeze_backbone(network(), train=()), folder / "adapter"
+    ),
     "compiler": fake_compiler,
-    "run": classification_run,
-    "shots": few_shot_run,
+    "run": lambda folder: session.train(
+        TINY_RECIPES[STATIC], name=STATIC, out=folder / "run", device="cpu"
+    ),
+    "shots": lambda folder: session.train(BY_NAMES, out=folder / "shots", device="cpu"),
     "source": image_folder,
     "image": one_image,
 }
@@ -140,14 +132,6 @@ def write_picture(_model, _x, folder):
 
 def draw():
     DRAW(network(), torch.zeros(1, 1, 8, 8), "pictures")
-
-
-def save_to_hub():
-    ns.hub.Network("cnn9", 2, width=0.05, similarity="static-full").save_pretrained("hub")
-
-
-def save_adapted_to_hub():
-    ns.hub.Adapted(network()).save_pretrained("hub")
 
 
 def reproduce():
@@ -218,8 +202,11 @@ WORKS = {
     "save_adapter": Work("save_adapter", save_adapter),
     "peft adapter": Work("peft", save_from_peft, ("adapter",)),
     "visualize": Work("draw", draw),
-    "hub network": Work("hub", save_to_hub),
-    "hub adapter": Work("hub", save_adapted_to_hub),
+    "hub network": Work(
+        "hub",
+        lambda: ns.hub.Network("cnn9", 2, "static-full", width=0.05).save_pretrained("hub"),
+    ),
+    "hub adapter": Work("hub", lambda: ns.hub.Adapted(network()).save_pretrained("hub")),
 }  # fmt: skip
 READING = {
     "predict": Work("predict", "predict run image.png --device cpu", ("run", "image")),
