@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,11 +26,18 @@ from neural_similarity.conversion import head_name
 from neural_similarity.files import read_json
 from neural_similarity.lab import data, session
 from neural_similarity.lab.data import Dataset
-from neural_similarity.lab.tasks import backbone, classification
+from neural_similarity.lab.tasks import backbone
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationTask, adapt_network
 from neural_similarity.lab.tasks.backbone import Backbone
 from neural_similarity.lab.tasks.baselines import merge_baselines
-from neural_similarity.lab.train import Recipe, RunError, choose_runtime, distributed, fitting
+from neural_similarity.lab.train import (
+    Recipe,
+    RunError,
+    choose_runtime,
+    distributed,
+    fitting,
+    pack_correct,
+)
 from neural_similarity.lab.train.checkpoint import newest_checkpoint, restore_state
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 
@@ -180,31 +188,27 @@ def test_a_new_head_has_a_rate_of_its_own(tmp_path):
         torch.testing.assert_close(other, usual * scale, rtol=1e-4, atol=1e-6)
 
 
+TRAINED = "head", "M", "norm", "M+bias", "all", "M+lora+head", "M+conv-adapter"
+
+
 @pytest.mark.parametrize(
-    ("train", "head", "accuracy", "code"),
-    [
-        ("head", "new", 0.4, 1),
-        ("head", "new", 0.9, 0),
-        ("M+lora+head", "new", 0.4, 1),
-        *((train, "kept", 0.4, 1) for train in ("M", "norm", "M+bias", "all", "M+conv-adapter")),
-        ("nothing", "kept", 0.4, 0),
-    ],
+    ("train", "accuracy", "failed"),
+    [*((train, 0.4, True) for train in TRAINED), ("all", 0.9, False), ("nothing", 0.4, False)],
 )
-def test_a_run_near_chance_exits_with_1(
-    tmp_path, monkeypatch, adapt, *, train, head, accuracy, code
-):
-    """Whatever trains, with a new head or the backbone's; where nothing trains, nothing failed."""
-    monkeypatch.setattr(classification, "ENOUGH_STEPS", 2)
-    scores = AdaptationTask._score_facts
-    monkeypatch.setattr(
-        AdaptationTask,
-        "_score_facts",
-        lambda task, found: scores(task, found) | {"test_balanced_accuracy": accuracy},
-    )
-    words = words_of(resnet20(tmp_path, classes=3 if head == "kept" else 2))
+def test_a_run_near_chance_has_failed(train, accuracy, failed):
+    """Whatever trains; where nothing trains, nothing failed."""
+    recipe = AdaptationRecipe(train=train, steps=60, drops=())
+    run = SimpleNamespace(recipe=recipe, classes=("red", "green", "blue"))
+    correct = pack_correct(torch.zeros(12) > 0)
+    summary = {"test_correct": correct, "test_balanced_accuracy": accuracy}
     told = "the network has learned nothing: 40.00 % where guessing has 33.33 %; try a lower --lr"
-    err = adapt(f"{words} --train {train} --classifier {head}", code=code).err
-    assert (told in err) == bool(code)
+    assert (told in (AdaptationTask.failure(run, summary) or "")) == failed
+
+
+def test_a_run_that_failed_exits_with_1(tmp_path, monkeypatch, adapt):
+    monkeypatch.setattr(AdaptationTask, "failure", lambda *_: "nothing is learned")
+    words = words_of(resnet20(tmp_path, classes=2))
+    assert "nsim: nothing is learned\n" in adapt(f"{words} --train head --lr 0.01", code=1).err
 
 
 @pytest.mark.long
