@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -173,44 +174,22 @@ def test_tensorboard_has_the_metrics(tmp_path):
         assert found == pytest.approx(lines)
 
 
-class FakeTracker:
-    """What W&B and MLflow have in common here: settings, then numbers by step."""
-
-    def __init__(self):
-        self.settings, self.lines = {}, {}
-
-    def init(self, *, name, config, reinit):
-        assert reinit == "finish_previous"
-        self.settings = config | {"run": name}
-        return self
-
-    def log(self, numbers, step):
-        self.lines.setdefault(step, {}).update(numbers)
-
-    def end_run(self):
-        self.settings, self.lines = {}, {}
-
-    def start_run(self, *, run_name):
-        self.settings["run"] = run_name
-
-    def log_params(self, config):
-        self.settings |= config
-
-    log_metrics = log
-
-
 @pytest.mark.parametrize("tool", ["wandb", "mlflow"])
 @pytest.mark.usefixtures("tiny")
-def test_other_trackers_get_the_metrics(tool, tmp_path, monkeypatch):
-    tracker = FakeTracker()
+def test_other_trackers_get_the_settings_and_the_metrics(tool, tmp_path, monkeypatch):
+    tracker = Mock()
     monkeypatch.setitem(sys.modules, tool, tracker)
     run = train_tiny(tmp_path, track=tool, validation=8, evaluate_every=3)
-    lines: dict[int, dict] = {}
-    for line in read_lines(run.metrics):
-        lines.setdefault(line["step"], {}).update(line)
-    assert tracker.settings["run"] == run.path.name
-    assert tracker.settings["steps"] == run.recipe.steps
-    assert {step: line | {"step": step} for step, line in tracker.lines.items()} == lines
+    name, fields = run.path.name, json.loads((run.path / "config.json").read_text())["fields"]
+    if tool == "wandb":
+        begun = [call.init(name=name, config=fields, reinit="finish_previous")]
+        log = tracker.init.return_value.log
+    else:
+        begun = [call.end_run(), call.start_run(run_name=name), call.log_params(fields)]
+        log = tracker.log_metrics
+    assert tracker.mock_calls[: len(begun)] == begun
+    told = [numbers | {"step": step} for numbers, step in (made.args for made in log.mock_calls)]
+    assert told == read_lines(run.metrics)
 
 
 @pytest.mark.parametrize(
