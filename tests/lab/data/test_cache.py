@@ -1,6 +1,7 @@
 """The cache of pixels, and pickles of arrays that it is made of."""
 
 import io
+import itertools
 import os
 import pickle
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kills import Killed
 from tiny_folders import WANTED, check, picture, write_folders
 
 from neural_similarity.lab.data import cache, load_split
@@ -203,19 +205,13 @@ def test_pixels_of_other_files_are_never_taken(tmp_path, monkeypatch):
     assert step > 3
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing handles it."""
-
-
 def killed_at(step, monkeypatch, work):
     """Do `work` until its `step`th change of a name or flush to the disk; whether it is done."""
-    count = 0
+    numbers = itertools.count(1)
 
     def counted(change):
         def changed(*args, **options):
-            nonlocal count
-            count += 1
-            if count >= step:
+            if next(numbers) >= step:
                 raise Killed
             return change(*args, **options)
 

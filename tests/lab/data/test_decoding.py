@@ -6,10 +6,10 @@ import resource
 import signal
 import socket
 import struct
-import threading
 import time
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -210,24 +210,13 @@ def test_what_is_no_image_is_named(tmp_path, monkeypatch):
 
 def in_time(read, path, seconds=5):
     """What `read` makes of a file; a pipe that was opened is closed from the other end."""
-    result = []
-
-    def work():
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(read, path)
         try:
-            result.append(read(path))
-        except Exception as error:
-            result.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-        thread.join()
-        pytest.fail(f"{path.name} is waited for")
-    if isinstance(result[0], Exception):
-        raise result[0]
-    return result[0]
+            return work.result(seconds)
+        except TimeoutError:
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            pytest.fail(f"{path.name} is waited for")
 
 
 def test_images_that_would_fill_the_memory(tmp_path):

@@ -54,28 +54,22 @@ def trained(device=CPU, make=graph.repeated_update):
     return advance_through(job, state, make(update, state.optimizer, device))
 
 
-class Tape:
-    """Stands for a GPU's graphs on the CPU: a capture runs nothing, a replay runs it all."""
+def events_of_graphs(monkeypatch, fails=None):
+    """Of stand-ins on the CPU for a GPU's graphs: a capture runs nothing, a replay runs it all."""
+    events = []
 
-    def __init__(self, monkeypatch, fails=None):
-        self.events, self._fails = [], fails
-        monkeypatch.setattr(graph, "update_aside", self.aside)
-        monkeypatch.setattr(graph, "capture_update", self.capture)
+    def noted(name, update):
+        return lambda: (events.append(name), update())
 
-    def aside(self, update, _device):
-        self.events.append("aside")
-        update()
+    def capture(update, _device):
+        events.append("capture")
+        if fails:
+            raise RuntimeError(fails)
+        return noted("replay", update)
 
-    def capture(self, update, _device):
-        self.events.append("capture")
-        if self._fails:
-            raise RuntimeError(self._fails)
-
-        def replay():
-            self.events.append("replay")
-            update()
-
-        return replay
+    monkeypatch.setattr(graph, "update_aside", lambda update, _: noted("aside", update)())
+    monkeypatch.setattr(graph, "capture_update", capture)
+    return events
 
 
 @pytest.mark.long
@@ -84,9 +78,9 @@ class Tape:
     [(None, ["replay"] * 4), ("operation not permitted when stream is capturing\nmore", [])],
 )
 def test_updates_are_true_and_a_failed_capture_goes_on_plainly(monkeypatch, caplog, fails, then):
-    tape = Tape(monkeypatch, fails)
+    events = events_of_graphs(monkeypatch, fails)
     found, expected = trained(make=graph.Graphed), trained()
-    assert tape.events == ["aside"] * 3 + ["capture", *then]
+    assert events == ["aside"] * 3 + ["capture", *then]
     told = "not captured as a CUDA graph: operation not permitted when stream"
     assert (told in caplog.text) == bool(fails)
     assert "more" not in caplog.text
@@ -95,7 +89,7 @@ def test_updates_are_true_and_a_failed_capture_goes_on_plainly(monkeypatch, capl
 
 
 def test_the_learning_rate_is_one_tensor_for_good(monkeypatch):
-    Tape(monkeypatch)
+    events_of_graphs(monkeypatch)
     weight, other = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
     optimizer = torch.optim.SGD([{"params": weight}, {"params": other, "scale": 3.0}], lr=1)
     rates = []
