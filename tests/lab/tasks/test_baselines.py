@@ -221,28 +221,54 @@ def test_six_atoms_are_the_largest_part_of_the_kernels():
     torch.testing.assert_close((rows - projected).square().sum(), lost)
 
 
+def with_residual(layer, x, before):
+    """With padding by half a kernel, as in TSA's code, A x sees the pixels of the stride."""
+    if layer.central.dim() == 1:
+        return before + layer.central[:, None, None] * x[:, :, ::2, ::2]
+    a = layer.central[:, :, None, None]
+    return before + nn.functional.conv2d(x, a, stride=2, groups=layer.groups)
+
+
+def with_filters(layer, _x, y):
+    """What the convolution gives is filtered."""
+    patches = nn.functional.unfold(y, 3, padding=1).view(2, 6, 9, *y.shape[2:])
+    filtered = torch.einsum("nokyx,ok->noyx", patches, layer.filter.flatten(1))
+    return y + filtered + layer.shift[:, None, None]
+
+
+def with_adapter(layer, x, before):
+    """The adapter stands beside its convolution."""
+    groups = enumerate(zip(layer.gather, layer.gather_bias, strict=True))
+    parts = [
+        nn.functional.conv2d(x[:, 8 * i : 8 * i + 8], weight[None], bias[None], 2, 1)
+        for i, (weight, bias) in groups
+    ]
+    spread = torch.einsum("ow,nwyx->noyx", layer.spread[..., 0, 0], torch.cat(parts, 1).relu())
+    return before + (spread + layer.spread_bias[:, None, None]) * layer.gain
+
+
 @pytest.mark.parametrize(
-    ("baseline", "channels", "filters", "groups"),
+    ("baseline", "channels", "filters", "groups", "by_hand", "names"),
     [
-        ("residual", 4, 6, 2),
-        ("residual-vector", 4, 6, 1),
-        ("residual-vector", 5, 5, 1),
-        ("residual", 4, 4, 4),
+        ("residual", 4, 6, 2, with_residual, "central"),
+        ("residual-vector", 4, 6, 1, with_residual, "central"),
+        ("residual-vector", 5, 5, 1, with_residual, "central"),
+        ("residual", 4, 4, 4, with_residual, "central"),
+        ("adafm", 3, 6, 1, with_filters, "filter shift"),
+        ("conv-adapter", 16, 6, 1, with_adapter, "gather gather_bias spread spread_bias gain"),
     ],
 )
-def test_residual_adapters_add_a_pointwise_convolution(baseline, channels, filters, groups):
-    """With padding by half a kernel, as in TSA's code, A x sees the pixels of the stride."""
+def test_a_layer_with_a_baseline_is_its_equation_and_at_first_the_layer(
+    *, baseline, channels, filters, groups, by_hand, names
+):
     layer = nn.Conv2d(channels, filters, 3, stride=2, padding=1, groups=groups).double()
     x = torch.randn(2, channels, 9, 8, dtype=torch.float64)
     before = layer(x)
-    with_baseline(nn.Sequential(layer), baseline)
-    torch.nn.init.normal_(layer.central)
-    if layer.central.dim() == 1:
-        change = layer.central[:, None, None] * x[:, :, ::2, ::2]
-    else:
-        a = layer.central[:, :, None, None]
-        change = nn.functional.conv2d(x, a, stride=2, groups=groups)
-    torch.testing.assert_close(layer(x), before + change)
+    assert with_baseline(nn.Sequential(layer), baseline) == [f"0.{n}" for n in names.split()]
+    assert torch.equal(layer(x), before)
+    for name in names.split():
+        nn.init.normal_(layer.get_parameter(name))
+    torch.testing.assert_close(layer(x), by_hand(layer, x, before))
 
 
 def test_lora_c_adds_a_product_that_is_viewed_as_a_kernel():
@@ -268,42 +294,6 @@ def test_masks_keep_weights_whose_scores_exceed_the_threshold():
     wanted = torch.randn_like(kernel)
     kernel.backward(wanted)
     torch.testing.assert_close(layer.scores.grad, wanted * layer.weight.detach())
-
-
-def test_feature_modulation_filters_what_a_convolution_gives():
-    layer = nn.Conv2d(3, 6, 3, stride=2, padding=1).double()
-    x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
-    y = layer(x)
-    assert with_baseline(nn.Sequential(layer), "adafm") == ["0.filter", "0.shift"]
-    assert torch.equal(layer(x), y)
-    torch.nn.init.normal_(layer.filter)
-    torch.nn.init.normal_(layer.shift)
-    patches = nn.functional.unfold(y, 3, padding=1).view(2, 6, 9, *y.shape[2:])
-    filtered = torch.einsum("nokyx,ok->noyx", patches, layer.filter.flatten(1))
-    torch.testing.assert_close(layer(x), y + filtered + layer.shift[:, None, None])
-
-
-def test_conv_adapters_stand_beside_their_convolutions():
-    layer = nn.Conv2d(16, 6, 3, stride=2, padding=1).double()
-    x = torch.randn(2, 16, 9, 8, dtype=torch.float64)
-    before, count = layer(x), sum(p.numel() for p in layer.parameters())
-    names = with_baseline(nn.Sequential(layer), "conv-adapter")
-    assert torch.equal(layer(x), before)
-    assert names == [f"0.{p}" for p in ("gather", "gather_bias", "spread", "spread_bias", "gain")]
-    new = sum(p.numel() for p in layer.parameters()) - count
-    assert new == 9 * 16 + 2 + 2 * 6 + 2 * 6
-    for part in (layer.spread, layer.spread_bias, layer.gain):
-        torch.nn.init.normal_(part)
-    hidden = torch.cat(
-        [
-            nn.functional.conv2d(x[:, 8 * i : 8 * i + 8], weight[None], bias[None], 2, 1)
-            for i, (weight, bias) in enumerate(zip(layer.gather, layer.gather_bias, strict=True))
-        ],
-        dim=1,
-    ).relu()
-    spread = torch.einsum("ow,nwyx->noyx", layer.spread[..., 0, 0], hidden)
-    change = (spread + layer.spread_bias[:, None, None]) * layer.gain
-    torch.testing.assert_close(layer(x), before + change)
 
 
 test_film_without_its_layers_is_refused = refusals(

@@ -28,17 +28,13 @@ def exported(tmp_path_factory):
 @pytest.fixture
 def load_forged(tmp_path):
     """The network with a file's weights, or the error."""
-    file = tmp_path / "forged.safetensors"
+    file, sizes = tmp_path / "forged.safetensors", {"in_channels": 1, "image_size": 8}
+    backbone = Backbone(str(file), classifier="kept")
 
     def load(content):
         file.write_bytes(content)
         try:
-            sizes = {"in_channels": 1, "image_size": 8}
-            return (
-                Backbone(str(file), classifier="kept")
-                .load_pretrained(PLAIN, CLASSES, **sizes)
-                .model
-            )
+            return backbone.load_pretrained(PLAIN, CLASSES, **sizes).model
         except (RunError, ValueError) as error:
             told = str(error)
             assert str(file) in told

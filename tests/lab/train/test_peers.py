@@ -5,6 +5,7 @@ import signal
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import dying
 import pytest
@@ -107,15 +108,12 @@ def test_what_all_processes_say_is_said_once(tmp_path):
     ids=["classes", "names", "tasks"],
 )
 def test_a_batch_that_does_not_divide_is_refused(tmp_path, monkeypatch, recipe, field, count):
-    def must_not(*_, **__):
-        raise AssertionError("something began")
-
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
+    for name, value in (("TORCHELASTIC_RUN_ID", "none"), ("WORLD_SIZE", "2"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    began = Mock(side_effect=AssertionError("something began"))
     for place in ("_load_task", "choose_runtime", "create_run"):
-        monkeypatch.setattr(session, place, must_not)
-    monkeypatch.setattr(distributed, "join_processes", must_not)
+        monkeypatch.setattr(session, place, began)
+    monkeypatch.setattr(distributed, "join_processes", began)
     message = f"`{field}` must be a multiple of 2, the number of processes, got {count}"
     with pytest.raises(ValueError, match=message):
         session.train(recipe, out=tmp_path / "run", device="cpu")
