@@ -54,19 +54,13 @@ def imported_names(tree):
 
 def file_call(call, names):
     """How a call opens, creates, replaces or removes a file; None where it does not."""
-    if isinstance(call.func, ast.Attribute) and last_name(call) not in ENDS:
+    method = getattr(call.func, "attr", None)
+    if method is not None and method not in ENDS:
         return None
     first, _, rest = ast.unparse(call.func).partition(".")
     full = ".".join(filter(None, (names.get(first, first), rest)))
-    if full in FUNCTIONS:
-        return full
-    if isinstance(call.func, ast.Attribute):
-        method = call.func.attr
-        if method == "replace" and len(call.args) == 1 and not call.keywords:
-            return method
-        if method in METHODS:
-            return method
-    return None
+    replaced = method == "replace" and len(call.args) == 1 and not call.keywords
+    return full if full in FUNCTIONS else method if method in METHODS or replaced else None
 
 
 def last_name(call):

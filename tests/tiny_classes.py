@@ -1,17 +1,17 @@
 """A few-shot data set small enough to train on in a blink: 10 classes of noisy patterns."""
 
-import contextlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from tiny_images import world
 
 from neural_similarity.lab import data, session
 from neural_similarity.lab.data import ClassSplit, Images
 from neural_similarity.lab.data.images import digest_of
 from neural_similarity.lab.tasks.few_shot.recipe import FewShotRecipe
 from neural_similarity.lab.train import fitting
-from neural_similarity.lab.train.runtime import cpu_threads
 
 LOAD, DRAW_CURVES = data.load_split, fitting.draw_learning_curves
 PARTS = {"train": (0, 5), "val": (5, 7), "test": (7, 10)}
@@ -56,12 +56,7 @@ def use_tiny_classes(patch):
     patch.setattr(fitting, "draw_learning_curves", lambda *_: None)
 
 
-@contextlib.contextmanager
-def tiny_classes_world():
-    """See `use_tiny_classes`; one thread makes every sum."""
-    with cpu_threads(1), pytest.MonkeyPatch.context() as patch:
-        use_tiny_classes(patch)
-        yield
+tiny_classes_world = partial(world, use_tiny_classes)
 
 
 @pytest.fixture

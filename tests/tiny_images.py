@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -54,11 +55,14 @@ def train_tiny(folder, **changes):
 
 
 @contextlib.contextmanager
-def tiny_world():
-    """See `use_tiny_images`; one thread makes every sum."""
+def world(use):
+    """What `use` patches, until the end; one thread makes every sum."""
     with cpu_threads(1), pytest.MonkeyPatch.context() as patch:
-        use_tiny_images(patch)
+        use(patch)
         yield
+
+
+tiny_world = partial(world, use_tiny_images)
 
 
 @pytest.fixture
