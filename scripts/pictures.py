@@ -298,6 +298,7 @@ PICTURES: dict[str, Callable[[Theme], Figure]] = {
     "verdicts": draw_verdicts,
     "which": partial(draw_boxes, **CONTENT["which"]),
     "adapter": partial(draw_boxes, **CONTENT["adapter"]),
+    "architecture": partial(draw_boxes, **CONTENT["architecture"]),
 }
 
 
