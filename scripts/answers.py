@@ -192,15 +192,15 @@ def restored_table() -> str:
 
 
 def restored_text() -> str:
-    """What M reaches in deblurring beside the methods that train more."""
+    """What M reaches in deblurring, compared with methods that train more."""
     ratios = restored_ratios()
     one, four = ({way: f"{means[at]:.2f}" for way, (_, means) in ratios.items()} for at in range(2))
     return fill(
-        f"A deblurring network adapts to another camera with four pairs of images: M with "
-        f"{ratios['m'][0]} parameters reaches {four['m']} dB, full fine-tuning with "
-        f"{ratios['all'][0]:,} {four['all']}, AdaFM and LoRA with {ratios['adafm'][0]:,} "
-        f"{four['adafm']} and {four['lora']}, the network as it is {four['nothing']}. With one "
-        f"pair M reaches {one['m']} and full fine-tuning {one['all']} dB."
+        f"A deblurring network adapts to another camera with four pairs of images. M reaches "
+        f"{four['m']} dB ({ratios['m'][0]} parameters), AdaFM {four['adafm']} dB and LoRA "
+        f"{four['lora']} dB ({ratios['adafm'][0]:,}), full fine-tuning {four['all']} dB "
+        f"({ratios['all'][0]:,}); without adaptation it is {four['nothing']} dB. With one pair, M "
+        f"reaches {one['m']} dB and full fine-tuning {one['all']} dB."
     )
 
 

@@ -22,6 +22,8 @@ from neural_similarity_paper.studies.trials import Sheet
 PAGES = prose.written_pages()
 ALL_PAGES = [*PAGES, *prose.evidence_pages()]
 WORDS, ALL_WORDS, INTERVALS, COLUMNS = 1_500, 35_000, 15, 8
+ANSWERS = {f"explanation/{name}.md" for name in ("adaptation", "scratch", "cost")}
+ANSWER_WORDS, ANSWER_ROWS = 900, 10
 INTERVAL = re.compile(r"\[[+−-]?\d[\d.]*, [+−-]?\d[\d.]*\]")
 COMMIT = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
 DURATION = re.compile(r"\b(second|minute|hour)s?\b")
@@ -44,6 +46,9 @@ def test_a_page_is_short_and_named_as_in_the_navigation(page):
     assert len(INTERVAL.findall(text)) <= INTERVALS
     for row in re.findall(r"^\|[ :|-]+\|$", text, re.MULTILINE):
         assert row.count("|") - 1 <= COLUMNS
+    if page in ANSWERS:
+        assert sum(bool(re.search(r"\w", word)) for word in text.split()) <= ANSWER_WORDS
+        assert len(re.findall(r"^\| (?!---)", text, re.MULTILINE)) - 1 <= ANSWER_ROWS
     assert not COMMIT.findall(re.sub(r"https?://\S+|\(\S+\)", "", text))
     assert not re.search("not recorded|ran again", text)
 
