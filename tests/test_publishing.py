@@ -87,6 +87,15 @@ def test_one_description():
     assert "site_description: !ENV SITE_DESCRIPTION" in (ROOT / "mkdocs.yml").read_text("utf-8")
 
 
+def test_every_variable_of_the_site_is_set_by_its_build_or_the_workflow_that_deploys():
+    sources = ("scripts/build_site.py", ".github/workflows/checks.yml")
+    texts = [(ROOT / file).read_text("utf-8") for file in sources]
+    names = re.findall(r"!ENV \[?(\w+)", (ROOT / "mkdocs.yml").read_text("utf-8"))
+    assert {"REPOSITORY_URL", "SITE_URL"} < {*names}
+    for name in names:
+        assert f'environment["{name}"]' in texts[0] or f" {name}: " in texts[1], name
+
+
 def test_pages_name_the_version_to_cite():
     for page in ("README.md", "docs/reference/cite.md", "CITATION.cff"):
         assert PROJECT["version"] in (ROOT / page).read_text("utf-8"), page
