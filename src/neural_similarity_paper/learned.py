@@ -23,24 +23,19 @@ def learned(network: nn.Module) -> dict[str, dict[str, Any]]:
         if _is_inside(name):
             continue
         similarity = layer.similarity if isinstance(layer, SimilarityLayer) else None
-        facts = {} if similarity is None else _of_similarity(similarity)
+        facts: dict[str, Any] = {}
+        if isinstance(similarity, StaticSimilarity):
+            facts["m"] = _rounded(similarity.matrix())
+        if isinstance(similarity, DynamicSimilarity) and similarity.gain is not None:
+            facts["gains"] = _rounded(similarity.gain)
+        for part in [] if similarity is None else similarity.modules():
+            if isinstance(part, MaskedModule):
+                facts["mask"], facts["taps"] = _rounded(part.mask), _rounded(part.kernel_shape())
         if name in kernels:
             facts["spectrum"] = _rounded(torch.linalg.svdvals(kernels[name].flatten(1).double()))
         if facts:
             layers[name] = {key: value for key, value in facts.items() if value is not None}
     return layers
-
-
-def _of_similarity(similarity: nn.Module) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    if isinstance(similarity, StaticSimilarity):
-        facts["m"] = _rounded(similarity.matrix())
-    if isinstance(similarity, DynamicSimilarity) and similarity.gain is not None:
-        facts["gains"] = _rounded(similarity.gain)
-    for part in similarity.modules():
-        if isinstance(part, MaskedModule):
-            facts["mask"], facts["taps"] = _rounded(part.mask), _rounded(part.kernel_shape())
-    return facts
 
 
 def _rounded(values: Tensor) -> list[Any] | None:

@@ -18,7 +18,7 @@ from neural_similarity_paper.studies.adapt_map import (
     trial_recipe,
 )
 from neural_similarity_paper.studies.adapt_report import draw_study, study_to_markdown
-from neural_similarity_paper.studies.adapt_study import Cell, Column, Study, Way, lead_of
+from neural_similarity_paper.studies.adapt_study import Cell, Study, Way, lead_of
 from neural_similarity_paper.studies.adapt_unlabelled import STREAM
 from neural_similarity_paper.studies.trials import (
     GRID,
@@ -128,7 +128,7 @@ def tiny_study(draws=(1, 2, 3), **fields):
     )
     stages = tuple(TINY_WAYS)[:4], ("late",)
     curved = [way for way, spec in TINY_WAYS.items() if spec.rates]
-    columns = Column("chosen"), Column("by curvature", curved)
+    columns = {"chosen": (), "by curvature": curved}
     study = Study(
         "adapt-tiny", "Tiny", "A note.", TINY_WAYS, stages, cells, fake_run, columns=columns
     )

@@ -223,10 +223,14 @@ def test_what_fails_keeps_nothing_else_from_being_done(tmp_path, monkeypatch, ca
         ({"recipe": "mini-cnn4"}, ["start"]),
         ({"config": {"lr": 0.5}}, ["start"]),
         ({"config": {"steps": 1, "drops": []}}, ["start"]),
+        ({"classes": "train+val", "config": {}}, []),
+        ({"classes": "train+val", "config": {"steps": 99}}, ["start"]),
     ],
 )
 def test_a_start_is_of_its_recipe_and_the_same_seed_and_classes(done, tmp_path, changes, fields):
-    folder = shutil.copytree(done / "runs/mini-tadam-1-seed4", tmp_path / "run")
+    """One on all classes has the steps that were chosen."""
+    suffix = "-all" if {"classes", "config"} <= changes.keys() else ""
+    folder = shutil.copytree(done / f"runs/mini-tadam-1-seed4{suffix}", tmp_path / "run")
     path = folder / "environment.json"
     content = json.loads(path.read_text())
     config = content["start"]["config"] | changes.get("config", {})
@@ -292,10 +296,3 @@ def test_records_name_no_folder_of_the_machine(done):
     assert records(done)
     for path in records(done).values():
         assert str(done) not in path.read_text()
-
-
-def test_a_start_on_all_classes_has_the_steps_that_were_chosen(done, tmp_path):
-    folder = shutil.copytree(done / "runs/mini-tadam-1-seed4-all", tmp_path / "run")
-    assert overridden_fields(session.open_run(folder)) == []
-    edit(folder / "environment.json", "start", "config", steps=99)
-    assert overridden_fields(session.open_run(folder)) == ["start"]

@@ -36,7 +36,7 @@ class TheoryOptions:
 
 def theory(args: Sequence[str]) -> int:
     """Run experiments and print the files that they write."""
-    listed = "\n".join(f"  {name:<9}{each.question}" for name, each in EXPERIMENTS.items())
+    listed = "\n".join(f"  {name:<9}{question}" for name, (question, _) in EXPERIMENTS.items())
     description = HELP["theory"].format(listed=listed)
     options = parse_options(TheoryOptions, args, prog="nsim theory", description=description)
     require_known_name("experiment", options.name, [*EXPERIMENTS, "all"])
@@ -44,7 +44,7 @@ def theory(args: Sequence[str]) -> int:
     if not options.runs:
         if options.name == "spectra":
             raise UsageError("nsim theory spectra needs run folders, see --runs")
-        names = [name for name in names if not EXPERIMENTS[name].reads_runs]
+        names = [name for name in names if name != "spectra"]
     for name in names:
         for path in run_experiment(name, options.out, seeds=options.seeds, runs=options.runs):
             print_line(str(path))

@@ -69,8 +69,8 @@ def _study_parts(study: Study, reports: Sequence[CellReport]) -> list[str]:
     counts = f"{len(reports)} of {len(study.cells)} cells have run."
     counts += f" All scores are in {usual}." * (usual != TRAINED_IN)
     head = ["", "method", study.size[0], "learning rate"]
-    for column in study.columns:
-        title = f" ({column.title})" if column.title else ""
+    for title in study.columns:
+        title = f" ({title})" if title else ""
         head += [f"{study.measure.title}{title}", f"lead of M{title}", "p, cell", "p, all cells"]
     rows = [_way_cells(study, report, way, usual) for report in reports for way in report.runs]
     table = [_summary(study, reports), markdown_rows(head, *rows)] if rows else []
@@ -80,8 +80,8 @@ def _study_parts(study: Study, reports: Sequence[CellReport]) -> list[str]:
 def _summary(study: Study, reports: Sequence[CellReport]) -> str:
     """In how many cells M is ahead of all, and a method with M of the method without."""
     lines = []
-    for at, column in enumerate(study.columns):
-        title = f"Learning rates ({column.title}): " if column.title else ""
+    for at, title in enumerate(study.columns):
+        title = f"Learning rates ({title}): " if title else ""
         ahead = sum(is_ahead(study, report, at) for report in reports)
         parts = [f"M is ahead of every other method in {ahead} of {len(reports)} cells"]
         for way, spec in study.ways.items():

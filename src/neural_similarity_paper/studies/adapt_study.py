@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain, product
@@ -67,13 +67,6 @@ class Cell(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
-class Column(NamedTuple):
-    """Rates of a table: the chosen ones, but by curvature for the ways that are named."""
-
-    title: str = ""
-    curved: Collection[str] = ()
-
-
 class Measure(NamedTuple):
     """What runs say of each image, and how it is shown.
 
@@ -133,6 +126,7 @@ class Study:
             a sheet keeps of it. Older studies are shown alone and need none.
         terms: what a cell's sheets must say, such as the digest of its network.
         begin: completes the facts of a cell's sheet.
+        columns: rates of a table by title: the chosen ones, but by curvature for these ways.
         positions: where a run's images stand among those of its draw; by default in their order.
         size: title and text of what a way costs, from the number of trained parameters.
         floor: a way without training; a cell where none that trains is above it ranks nothing.
@@ -147,7 +141,7 @@ class Study:
     run_trial: Callable[..., dict[str, Any]] = dict
     terms: Callable[[Cell, Path], dict[str, Any]] = lambda *_: {}
     begin: Callable[[Sheet, Cell, Path], None] = lambda *_: None
-    columns: tuple[Column, ...] = (Column(),)
+    columns: Mapping[str, Collection[str]] = field(default_factory=lambda: {"": ()})
     folder: str = ""
     positions: Callable[[Trial, int], Tensor] = lambda _, count: torch.arange(count)
     size: tuple[str, Callable[[str, int], str]] = ("trained", lambda _, trained: f"{trained:,}")
@@ -204,10 +198,10 @@ class Study:
         """The runs of a draw, a way and a column, a draw after the other."""
         made = {}
         ways = [way for way in ways if way not in cell.without]
-        for draw, way, (at, column) in product(cell.draws, ways, enumerate(self.columns)):
+        for draw, way, (at, curved) in product(cell.draws, ways, enumerate(self.columns.values())):
             spec = self.ways[way]
             name, *chosen = spec.fixed or (way, *(rates[part] for part in spec.rates))
-            if way in column.curved:
+            if way in curved:
                 name, chosen = way + CURVED, [0.0]
             drawn = draw if spec.every_draw else cell.draws[0]
             chosen = tuple(chosen) or (1.0,)

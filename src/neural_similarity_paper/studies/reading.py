@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_similarity_paper.recipes.adaptation import WAYS
-from neural_similarity_paper.studies.adapt_study import Column, Way
+from neural_similarity_paper.studies.adapt_study import Way
 
 CONTENT = tomllib.loads(Path(__file__).with_name("studies.toml").read_text("utf-8"))
 
@@ -21,7 +21,7 @@ def study_fields(entry: str) -> dict[str, Any]:
         "name": content.get("name", entry),
         "ways": ways,
         "stages": (names[:first], names[first:]) if first else (names,),
-        "columns": tuple(Column(t, trained if c == ["*"] else tuple(c)) for t, c in columns),
+        "columns": {title: trained if own == ["*"] else tuple(own) for title, own in columns},
         **{key: content[key] for key in ("title", "note", "folder", "floor") if key in content},
     }
 

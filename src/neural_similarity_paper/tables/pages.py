@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.train.progress import format_clock
@@ -34,24 +34,19 @@ TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 BETTER = {"error": "lower is better", "accuracy": "higher is better"}
 
 
-def _text(name: str, **facts: Any) -> str:
-    return TEXTS[name].format(**facts)
-
-
 def panel_notes(report: PanelReport) -> str:
     """How to read the panel, and what its runs ran on."""
     records = report.all_records
     if not records:
         return ""
     dirty = ", ".join(_run_name(record) for record in records if record.code["dirty"])
-    text = _text(
-        "panel",
+    text = TEXTS["panel"].format(
         better=BETTER[report.panel.metric].capitalize(),
         images=len(records[0].correct),
         machines="; ".join(sorted(set(map(_machine_text, records)))),
         commits=", ".join(sorted(set(map(_code_commits, records)))),
     )
-    changed = _text("changed_code", runs=dirty) if dirty else ""
+    changed = TEXTS["changed_code"].format(runs=dirty) if dirty else ""
     # Rows that use a choice that was made by the test error they report.
     recipes = [RECIPES[each.row.recipe] for each in report.lines if each.records]
     predictors = [getattr(recipe.similarity, "predictor", 0) for recipe in recipes]
@@ -68,11 +63,11 @@ def _scatter_note(report: PanelReport) -> str:
     differences = [each for line in report.lines for each in line.differences]
     count = sum(len(each.intervals) for each in differences)
     if not count or report.scatter is None:
-        return _text("intervals", count=count) if count else ""
+        return TEXTS["intervals"].format(count=count) if count else ""
     lines = [(each.row.label, each.baseline_difference.by_pooled_seeds) for each in report.lines]
     listed = "; ".join(f"{label} {interval_text(pooled)}" for label, pooled in lines if pooled)
     deviation, freedom = report.scatter
-    return _text("scatter", deviation=deviation, freedom=freedom, listed=listed, count=count)
+    return TEXTS["scatter"].format(deviation=deviation, freedom=freedom, listed=listed, count=count)
 
 
 def _other_precisions(records: Sequence[Record]) -> str:
@@ -82,7 +77,7 @@ def _other_precisions(records: Sequence[Record]) -> str:
         groups.setdefault(record.precision, []).append(_run_name(record))
     usual = max(groups, key=lambda precision: len(groups[precision]))
     return "".join(
-        _text("precision", precision=precision, usual=usual, runs=", ".join(runs))
+        TEXTS["precision"].format(precision=precision, usual=usual, runs=", ".join(runs))
         for precision, runs in groups.items()
         if precision != usual
     )
@@ -118,7 +113,9 @@ def to_markdown(report: Report, picture: str | None = None) -> str:
         table = markdown_rows(list(columns), *rows)
         parts += [f"## {panel.panel.title}", table, "" if mixed else panel_notes(panel)]
     if mixed:
-        parts.append(_text("methods", note=report.table.note, clear=CLEAR, count=len(verdicts)))
+        parts.append(
+            TEXTS["methods"].format(note=report.table.note, clear=CLEAR, count=len(verdicts))
+        )
     else:
         parts += _network_notes(report, verdicts)
     if picture:
@@ -175,7 +172,7 @@ def _method_difference(at: int, verdicts: Verdicts, line: RowReport) -> str:
 
 def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> Columns:
     """The columns of networks, which are compared with the first."""
-    metric, baseline = panel.panel.metric, panel.panel.baseline_row
+    metric, baseline = panel.panel.metric, panel.panel.rows[0]
     columns: Columns = {
         "network": lambda line: line.row.label,
         "recipe": lambda line: f"`{line.row.recipe}`",
@@ -206,11 +203,11 @@ def _network_notes(report: Report, verdicts: Verdicts) -> Iterator[str]:
     yield report.table.note
     if verdicts:
         short = TEXTS["short"] if report.budget < LEAST_BUDGET else ""
-        yield _text("verdicts", count=len(verdicts)) + short
+        yield TEXTS["verdicts"].format(count=len(verdicts)) + short
     if costs := report.costs:
-        yield _text("steps", baseline=costs.baseline, source=costs.source)
+        yield TEXTS["steps"].format(baseline=costs.baseline, source=costs.source)
     if report.others:
-        yield _text("budgets", others=", ".join(report.others))
+        yield TEXTS["budgets"].format(others=", ".join(report.others))
 
 
 def our_result(line: RowReport) -> str:

@@ -56,7 +56,7 @@ def _draw_values(axes: Any, report: PanelReport) -> None:
 
 
 def _draw_differences(axes: Any, report: PanelReport) -> None:
-    baseline = report.panel.baseline_row
+    baseline = report.panel.rows[0]
     axes.axvline(0, c="black", lw=0.8)
     for y, line in enumerate(report.lines):
         if (change := paper_change(line.row, baseline)) is not None:

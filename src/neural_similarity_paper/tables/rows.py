@@ -40,11 +40,6 @@ class Panel:
     metric: MetricName
     rows: tuple[Row, ...]
 
-    @property
-    def baseline_row(self) -> Row:
-        """What the other rows are compared with."""
-        return self.rows[0]
-
 
 @dataclass(frozen=True)
 class Table:
@@ -78,7 +73,7 @@ class Table:
 
     def compared_rows(self, panel: Panel, row: Row) -> list[Row]:
         if not self.compared:
-            return [panel.baseline_row]
+            return [panel.rows[0]]
         rows = {other.label: other for other in self.all_rows if other.shots == row.shots}
         return [rows[label] for label in self.compared.values()]
 
