@@ -87,6 +87,7 @@ def test_every_row_is_trained_on_its_classes_evaluated_and_recorded(done):
 
 
 def test_runs_start_from_those_on_the_same_classes(done):
+    """Records name no folder of the machine."""
     for suffix, classes in (("", "train"), ("-all", "train+val")):
         folder = done / "runs" / f"mini-tadam-1-seed4{suffix}"
         environment = json.loads((folder / "environment.json").read_text())
@@ -96,6 +97,7 @@ def test_runs_start_from_those_on_the_same_classes(done):
         start = session.open_run(done / "runs" / f"mini-resnet12-1-seed4{suffix}")
         digest = {"weights": weights_digest(find_checkpoint(start, "last" if suffix else "best"))}
         assert json.loads(path.read_text())["start"] == facts | digest
+        assert str(done) not in path.read_text()
         fields = json.loads((folder / "config.json").read_text())["fields"]
         assert fields["start"] == str(done / "runs" / f"mini-resnet12-1-seed4{suffix}")
 
@@ -290,9 +292,3 @@ def test_a_transductive_evaluation_stands_in_for_none(done, tmp_path, capsys):
     assert reproduce(tmp_path, "--only", "mini-anil") == 0
     assert "1 of 1 records missing" in capsys.readouterr().err
     assert any(".support." in name for name in records(tmp_path))
-
-
-def test_records_name_no_folder_of_the_machine(done):
-    assert records(done)
-    for path in records(done).values():
-        assert str(done) not in path.read_text()
