@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks import distributed, exported, networks, performance, price, subjects
+from benchmarks import exported, networks, performance, price, subjects
 from benchmarks.case import KINDS
 from benchmarks.measure import Watch
 from benchmarks.networks import COMPARED, KNOWN, NETWORKS, PREDICTORS, texts_of
@@ -73,7 +73,6 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one benchmark and return its exit code, 1 if a result is wrong."""
     commands: Commands = {
         **{name: (partial(_run, name), str(rows.__doc__)) for name, (rows, _) in BENCHES.items()},
-        "distributed": (distributed.main, str(distributed.main.__doc__)),
         "page": (_page, str(_page.__doc__)),
     }
 
