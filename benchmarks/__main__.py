@@ -29,8 +29,6 @@ from neural_similarity.lab.train.recipe import recipe_to_json
 ON_A_GPU = f"  {PROGRAM} operators --device cuda --dtype bf16 --batch 128 --out benchmarks/h200"
 SIMILARITIES = ("static-diagonal", "static-full", "dynamic-diagonal", *PREDICTORS)
 QUICK = {"batch": (2,), "size": (16,)}
-
-
 FP32 = Options(dtype="fp32", rounds=7, threads=(1,))
 Rows = Callable[[Options], Iterator[Row]]
 BENCHES: dict[str, tuple[Rows, Options]] = {
