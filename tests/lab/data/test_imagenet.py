@@ -149,13 +149,6 @@ def test_missing_part_and_bad_size(tmp_path, root):
         load(root, image_size=0)
 
 
-def test_too_few_images_for_a_batch(root):
-    with pytest.raises(ValueError, match=r"`batch_size` must be .* a batch of 49 from 48 images"):
-        FileBatches(load(root).train, 49, preprocess=RAW)
-    with pytest.raises(ValueError, match="`step` must not be negative, got -2"):
-        batches(root).at(-2)
-
-
 def test_digest_names_files_and_sizes(tmp_path):
     make_imagenet(tmp_path, CLASSES[:2])
     before = load(tmp_path).digest

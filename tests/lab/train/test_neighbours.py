@@ -15,8 +15,9 @@ from lab.train.test_checkpoint import advance, make_state
 from neighbours import GONE, KINDS, NAMES, Neighbours
 from neighbours import neighbours as neighbours
 from PIL import Image
+from reliability.works import fake_compiler
 from tiny_classes import BY_TASKS
-from tiny_folders import picture, write_folders
+from tiny_folders import picture, write_csv, write_folders
 from tiny_images import TINY, tiny_world
 from tiny_results import STATIC
 from tiny_results import tiny_table as tiny_table
@@ -212,11 +213,8 @@ def test_an_adaptation_touches_no_neighbour(neighbours, tmp_path, nsim):
 @most_kinds
 def test_a_data_folder_keeps_its_neighbours(neighbours, tmp_path):
     source, root = tmp_path / "source", tmp_path / "root"
-    (source / "images").mkdir(parents=True)
-    for number in range(6):
-        Image.new("RGB", (8, 8), (40 * number,) * 3).save(source / "images" / f"{number}.png")
-    rows = "".join(f"{number}.png,{'ab'[number % 2]}\n" for number in range(6))
-    (source / "list.csv").write_text(f"filename,label\n{rows}")
+    source.mkdir()
+    write_csv(source)
     hidden = (".laying-out.bak", ".laid-out.bak", "laid-out", "train~", ".listing.json.bak")
     (source / "._list.csv").write_bytes(b"of macOS")
     root.mkdir()
@@ -224,7 +222,7 @@ def test_a_data_folder_keeps_its_neighbours(neighbours, tmp_path):
     data.lay_out(source, root, held_out=1)
     neighbours.add(root, names=[*NAMES, *hidden])
     found = data.load_dataset("imagenet", root)
-    assert (len(found.train), len(found.test)) == (4, 2)
+    assert (len(found.train), len(found.test)) == (4, 4)
     neighbours.assert_untouched()
 
 
@@ -241,16 +239,11 @@ def test_a_cache_of_decoded_images_keeps_its_neighbours(neighbours, tmp_path):
 
 @most_kinds
 def test_the_cache_of_compiled_code_keeps_its_neighbours(neighbours, tmp_path, monkeypatch):
-    library = compiling.load_library()
-    assert not isinstance(library, str)
-    compiler = tmp_path / "compiler"
-    copying = f'test "$last" = -o && cp {library._name} "$word"; last=$word'
-    compiler.write_text(f"#!/bin/sh\nfor word; do {copying}; done\n")
-    compiler.chmod(0o700)
+    fake_compiler(tmp_path)
     monkeypatch.setattr(compiling, "_cache_folder", lambda: tmp_path / "cache")
     (tmp_path / "cache").mkdir()
     for _ in range(2):
-        built = Path(compiling._build_library([str(compiler)])._name)
+        built = Path(compiling._build_library([str(tmp_path / "compiler")])._name)
         stem = built.stem.rpartition("-")[0]
         names = [f"{stem}-old.so", f"{stem}-.so", f"{built.stem}-2.so", f"{built.stem}.bak.so"]
         neighbours.add(built.parent, likeness=tmp_path, names=names)

@@ -259,8 +259,6 @@ def test_kinds_of_runs_are_not_mixed_up(tmp_path):
     with pytest.raises(RunError, match="is a run of `nsim fewshot train`, not of `nsim train`"):
         read_run(run.path)
     assert read_run(run.path, FewShotRun) == run
-    with pytest.raises(RunError, match=r"exists already; continue it with `nsim train"):
-        train(tmp_path)
 
 
 test_bad_recipes = refusals(
