@@ -42,13 +42,15 @@ def write_folders(folder, split=WANTED, each=2):
 
 
 def write_csv(folder, split=WANTED, each=2):
-    """Images beside three lists, interleaved as a csv may have them."""
+    """Images beside three lists, interleaved as a csv may have them; the folder."""
+    folder.mkdir(exist_ok=True)
     for part, names in split.items():
         rows = [(f"{name}{i}.png", name) for i in range(each) for name in names]
         with (folder / f"{part}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("filename", "label"), *rows])
         for name, _ in rows:
             picture(folder / "images" / name, sum(map(ord, name)))
+    return folder
 
 
 def check(split, each=2):

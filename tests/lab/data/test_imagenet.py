@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_folders import write_csv
 from tiny_imagenet import CLASSES, make_imagenet, write_jpeg
 from torchvision.transforms.v2 import functional as F
 
@@ -180,18 +181,6 @@ def test_what_goes_to_other_processes_can_be_pickled(root, monkeypatch):
     assert torch.equal(labels, batches(root).at(3)[1])
 
 
-def lists(root, names, each=5):
-    """Mini-ImageNet's form: images/ and lists of two splits."""
-    root.mkdir(exist_ok=True)
-    for split, labels in names.items():
-        rows = [(f"{label}{i}.jpg", label) for label in labels for i in range(each)]
-        text = "".join(f"{file},{label}\n" for file, label in rows)
-        (root / f"{split}.csv").write_text("filename,label\n" + text)
-        for seed, (file, _) in enumerate(rows):
-            write_jpeg(root / "images" / file, seed)
-    return root
-
-
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -199,14 +188,14 @@ def names_in(folder):
 def test_lay_out_makes_train_and_val_of_every_class(tmp_path):
     """Of a file in two lists once; the source stays."""
     names = {"train": ("n1",), "trainval": ("n1", "n2"), "test": ("n3",)}
-    source = lists(tmp_path / "mini", names)
+    source = write_csv(tmp_path / "mini", names, each=5)
     before = {path.name: path.read_bytes() for path in (source / "images").iterdir()}
     root = data.lay_out(source, tmp_path / "made", held_out=2)
     dataset = load(root)
     assert dataset.train.classes == ("n1", "n2", "n3")
     assert (len(dataset.train), len(dataset.test)) == (9, 6)
-    assert names_in(root / "train" / "n1") == ["n10.jpg", "n11.jpg", "n12.jpg"]
-    assert names_in(root / "val" / "n3") == ["n33.jpg", "n34.jpg"]
+    assert names_in(root / "train" / "n1") == ["n10.png", "n11.png", "n12.png"]
+    assert names_in(root / "val" / "n3") == ["n33.png", "n34.png"]
     assert names_in(root) == ["train", "val"]
     assert {path.name: path.read_bytes() for path in (source / "images").iterdir()} == before
     with pytest.raises(FileExistsError, match="made holds files already; name another folder"):
@@ -214,7 +203,8 @@ def test_lay_out_makes_train_and_val_of_every_class(tmp_path):
 
 
 def test_a_layout_that_was_cut_short_leaves_nothing(tmp_path, monkeypatch):
-    source, made = lists(tmp_path / "mini", {"train": ("n1", "n2")}), tmp_path / "made"
+    source = write_csv(tmp_path / "mini", {"train": ("n1", "n2")}, each=5)
+    made = tmp_path / "made"
     with monkeypatch.context() as patch:
         patch.setattr(imagenet, "_link_file", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -230,14 +220,14 @@ def test_lay_out_refuses(tmp_path):
         assert not (tmp_path / "made").exists()
 
     refused(r"must hold images/ and lists \*.csv", error=FileNotFoundError)
-    (tmp_path / "all.csv").write_text("file,class\n0.jpg,n1\n")
+    (tmp_path / "all.csv").write_text("file,class\n0.png,n1\n")
     refused(r"all\.csv must have the columns filename and label, got")
-    (tmp_path / "all.csv").write_text("filename,label\nx/0.jpg,n1\ny/0.jpg,n1\n")
+    (tmp_path / "all.csv").write_text("filename,label\nx/0.png,n1\ny/0.png,n1\n")
     (tmp_path / "images").mkdir()
-    refused(r"got x/0.jpg and y/0.jpg in the class 'n1'")
+    refused(r"got x/0.png and y/0.png in the class 'n1'")
     (tmp_path / "all.csv").unlink()
-    lists(tmp_path, {"train": ("n1",)})
+    write_csv(tmp_path, {"train": ("n1",)}, each=5)
     refused(r"below the number of images of every class, got 5 for 5 .* 'n1'", held_out=5)
     refused("`held_out` must be an integer of at least 1, got 0", held_out=0)
-    (tmp_path / "images" / "n10.jpg").unlink()
-    refused(r"a list names .*n10.jpg, which is missing", error=FileNotFoundError)
+    (tmp_path / "images" / "n10.png").unlink()
+    refused(r"a list names .*n10.png, which is missing", error=FileNotFoundError)

@@ -24,9 +24,7 @@ def test_folders_of_parts(tmp_path):
 
 
 def test_mini_imagenet_as_images_and_lists(tmp_path):
-    folder = tmp_path / "mini-imagenet"
-    folder.mkdir()
-    write_csv(folder)
+    folder = write_csv(tmp_path / "mini-imagenet")
     split = load_split("mini-imagenet", tmp_path, image_size=6)
     check(split)
     expected = np.asarray(Image.open(folder / "images" / "bee1.png")).transpose(2, 0, 1)

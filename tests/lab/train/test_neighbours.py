@@ -212,9 +212,7 @@ def test_an_adaptation_touches_no_neighbour(neighbours, tmp_path, nsim):
 
 @most_kinds
 def test_a_data_folder_keeps_its_neighbours(neighbours, tmp_path):
-    source, root = tmp_path / "source", tmp_path / "root"
-    source.mkdir()
-    write_csv(source)
+    source, root = write_csv(tmp_path / "source"), tmp_path / "root"
     hidden = (".laying-out.bak", ".laid-out.bak", "laid-out", "train~", ".listing.json.bak")
     (source / "._list.csv").write_bytes(b"of macOS")
     root.mkdir()
