@@ -25,12 +25,13 @@ from neural_similarity.lab.data.transforms import Windows
 COUNT, HEIGHT, WIDTH = 11, 5, 7
 
 
-def images(channels=3, count=COUNT):
-    """Image i has the label i, so a batch says which images it shows."""
-    random = torch.Generator().manual_seed(0)
+def images(channels=3, count=COUNT, classes=None, seed=0):
+    """Image i has the label i, so a batch says which images it shows, or that of the classes."""
+    random = torch.Generator().manual_seed(seed)
     shape = count, channels, HEIGHT, WIDTH
     pixels = torch.randint(1, 256, shape, dtype=torch.uint8, generator=random)
-    return Images(pixels, torch.arange(count), tuple(map(str, range(count))))
+    labels = torch.arange(count) % (classes or max(count, 1))
+    return Images(pixels, labels, tuple(map(str, range(classes or count))))
 
 
 def batches(whole=None, size=4, **options):
@@ -186,8 +187,7 @@ def test_images_of_a_batch_and_batches_of_an_epoch_have_windows_of_their_own():
 
 
 def pixels(channels=3, count=5):
-    random = torch.Generator().manual_seed(0)
-    return torch.randint(256, (count, channels, 4, 6), dtype=torch.uint8, generator=random)
+    return images(channels, count).pixels
 
 
 def labelled(values):
@@ -278,10 +278,7 @@ test_errors = refusals(
 )
 
 
-def labelled_images(count=40, classes=4, seed=0):
-    random = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(256, (count, 1, 2, 3), dtype=torch.uint8, generator=random)
-    return Images(pixels, torch.arange(count) % classes, tuple("abcdefgh"[:classes]))
+labelled_images = partial(images, 1, 40, 4)
 
 
 def test_subset_keeps_the_order_that_is_asked_for():
@@ -308,9 +305,9 @@ def test_digest_is_of_all_the_content_and_not_of_the_name(part, change):
     if change == "label":
         labels[5] = (labels[5] + 1) % 4
     if change == "class":
-        classes = ("a", "b", "c", "other")
+        classes = ("0", "1", "2", "other")
     if change == "shape":
-        pixels = pixels.reshape(40, 1, 3, 2)
+        pixels = pixels.reshape(40, 1, WIDTH, HEIGHT)
     parts = {"train": before.train, "test": before.test, part: Images(pixels, labels, classes)}
     assert Dataset("", **parts).digest != before.digest
 
@@ -358,13 +355,13 @@ test_bad_images = refusals(
     call=lambda pixels, labels, classes: Images(pixels, labels, tuple(classes)),
 )
 test_every_class_keeps_an_image_and_validation_is_named = refusals(
-    (labelled_images(), 40, "more than 10 images of the class 'a' to hold 10 of them"),
+    (labelled_images(), 40, "more than 10 images of the class '0' to hold 10 of them"),
     (labelled_images(), 40, "`validation` must leave every class .* got 40: `images`"),
     (labelled_images(), -1, "`validation` must not be negative, got -1"),
     (
         labelled_images().subset([0, 1, 2, 4, 5, 6]),
         4,
-        r"more than 1 images of the class 'd' .* got 0",
+        r"more than 1 images of the class '3' .* got 0",
     ),
     call=lambda images, count: hold_out(images, count, seed=0),
 )

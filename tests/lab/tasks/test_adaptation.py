@@ -9,13 +9,12 @@ from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import timm
 import torch
 import torchvision
-from PIL import Image
 from safetensors.torch import load_file, save_file
+from tiny_folders import write_classes
 from tiny_images import CLASSES, TINY, make_dataset
 from torch import nn
 
@@ -50,15 +49,9 @@ RECIPE = Recipe(dataset="embedded", width=0.1, **SHORT)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A folder of three classes, of images in several sizes."""
-    root, random = tmp_path_factory.mktemp("world"), np.random.default_rng(0)
-    for channel, name in enumerate(("red", "green", "blue")):
-        for number in range(20):
-            path = root / "colours" / name / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = random.integers(0, 150, (*random.integers(20, 40, 2), 3), dtype=np.uint8)
-            pixels[..., channel] += 90
-            Image.fromarray(pixels).save(path)
+    """A folder of three classes, of images that are not square."""
+    root = tmp_path_factory.mktemp("world")
+    write_classes(root / "colours", ("red", "green", "blue"), each=20, size=(30, 24))
     return root
 
 
