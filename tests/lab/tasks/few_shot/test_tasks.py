@@ -1,7 +1,6 @@
 from dataclasses import replace
 from functools import partial
 
-import pytest
 import torch
 from refusals import refusals
 from tiny_classes import make_images
@@ -13,20 +12,15 @@ SIZES = TaskSizes(ways=3, shots=2, queries=4)
 IMAGES = make_images(0, 5)
 
 
-@pytest.fixture
-def images():
-    return IMAGES
-
-
-def draw(images, count=20, seed=0, sizes=SIZES):
+def draw(count=20, seed=0, sizes=SIZES, images=IMAGES):
     return draw_tasks(images, sizes, count, seed=seed, data="d" * 64, part="test")
 
 
-def test_tasks_are_of_different_images_of_their_classes(images):
-    tasks, said = draw(images), []
+def test_tasks_are_of_different_images_of_their_classes():
+    tasks, said = draw(), []
     for support, query in zip(tasks.draw.support, tasks.draw.query, strict=True):
         assert len({*support.tolist(), *query.tolist()}) == 3 * (2 + 4)
-        named, asked = images.labels[support], images.labels[query]
+        named, asked = IMAGES.labels[support], IMAGES.labels[query]
         classes = named[::2]
         assert len(set(classes.tolist())) == 3
         said.append(classes)
@@ -35,24 +29,24 @@ def test_tasks_are_of_different_images_of_their_classes(images):
     assert torch.equal(tasks.draw.classes, torch.stack(said))
 
 
-def test_every_class_and_image_comes_in_turn(images):
-    tasks = draw(images, 400)
-    assert len(tasks.image_positions()) == len(images)
-    shares = torch.bincount(images.labels[tasks.draw.support.flatten()]).double()
+def test_every_class_and_image_comes_in_turn():
+    tasks = draw(400)
+    assert len(tasks.image_positions()) == len(IMAGES)
+    shares = torch.bincount(IMAGES.labels[tasks.draw.support.flatten()]).double()
     fifths = torch.full((5,), 0.2).double()
     torch.testing.assert_close(shares / shares.sum(), fifths, atol=0.03, rtol=0)
 
 
-def test_a_list_is_a_function_of_its_seed(images):
-    assert draw(images).digest == draw(images).digest
-    assert draw(images).digest != draw(images, seed=1).digest
-    longer = draw(images, 30)
-    assert torch.equal(longer.draw.query[:20], draw(images).draw.query)
+def test_a_list_is_a_function_of_its_seed():
+    assert draw().digest == draw().digest
+    assert draw().digest != draw(seed=1).digest
+    longer = draw(30)
+    assert torch.equal(longer.draw.query[:20], draw().draw.query)
 
 
-def test_the_numbers_of_version_1_stay(images):
+def test_the_numbers_of_version_1_stay():
     """Lists of one version must be drawn alike for ever: else raise the version."""
-    tasks = draw(images, 2)
+    tasks = draw(2)
     assert tasks.draw.support.tolist() == [[47, 44, 9, 11, 24, 34], [0, 3, 13, 18, 48, 58]]
 
 
@@ -60,13 +54,13 @@ def test_images_are_not_needed_in_order():
     mixed = make_images(0, 5)
     order = torch.randperm(len(mixed), generator=torch.Generator().manual_seed(0))
     shuffled = Images(mixed.pixels[order], mixed.labels[order], mixed.classes)
-    tasks = draw(shuffled, 5)
+    tasks = draw(5, images=shuffled)
     assert len(set(shuffled.labels[tasks.draw.support[0]].tolist())) == 3
 
 
-def test_the_digest_is_of_everything_in_the_list(images):
+def test_the_digest_is_of_everything_in_the_list():
     """Also as many images of each kind, called otherwise, or one query exchanged."""
-    tasks = draw(images)
+    tasks = draw()
     query = tasks.draw.query.clone()
     query[0, 0] += 1
     more = replace(tasks.draw, classes=tasks.draw.classes.repeat(1, 2))
@@ -81,7 +75,7 @@ def test_the_digest_is_of_everything_in_the_list(images):
     assert len({tasks.digest, *(replace(tasks, **change).digest for change in changes)}) == 7
 
 
-TASKS = draw(IMAGES)
+TASKS = draw()
 LAST = int(max(TASKS.draw.support.max(), TASKS.draw.query.max()))
 FEWER = IMAGES.subset([*(IMAGES.labels != 3).nonzero().flatten().tolist(), 36, 37])
 test_errors = refusals(
@@ -105,7 +99,7 @@ test_errors = refusals(
         r"5 \+ 8 images .*, got 12 .* 'c0'",
     ),
     (lambda: Sampler(FEWER, SIZES), "got 2 of the class 'c3'"),
-    (lambda: draw(IMAGES, 1), "`count` must be at least 2 tasks"),
+    (lambda: draw(1), "`count` must be at least 2 tasks"),
     *(
         (partial(TaskSizes, **{name: least - 1}), f"`{name}` must be at least {least}, got")
         for name, least in (("ways", 2), ("shots", 1), ("queries", 1))
