@@ -38,8 +38,8 @@ LABELS_SHOWN = 10
 """Labelled images of each class in the pictures and tables of the changes."""
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 METHODS, PAIRS, NETWORKS, ASKED = (WORDS[n] for n in ("methods", "pairs", "networks", "asked"))
-RESTORED = "mini-imagenet-24-"
-"""Stem of the sheets of deblurring that are shown; the number of pairs comes after it."""
+RESTORED, DEBLURRED = "-24-", "mini-imagenet"
+"""What names of shown sheets have between data set and pairs of images; the data of the text."""
 OURS, REFERENCE, TURNED = "full", "all", "rotation-30"
 
 
@@ -167,41 +167,56 @@ def clear_text(sign: int, ways: Iterable[str] = PAIRS) -> str:
 
 
 @cache
-def restored_ratios() -> dict[str, tuple[int, list[float]]]:
-    """Numbers trained and mean ratios in dB over the cameras, with one pair of images and more."""
-    groups: dict[int, list[CellReport]] = {}
-    for cell in RESTORE.read(RESULTS):
-        if cell.cell.file.startswith(RESTORED):
-            groups.setdefault(int(cell.cell.file.removeprefix(RESTORED)), []).append(cell)
-    first, ratios = groups[1][0], {}
-    for way in (way for way in first.correct[0] if way != "turned"):
-        means = [
-            fmean(cell.correct[0][way].double().mean().item() for cell in groups[pairs])
-            for pairs in sorted(groups)
-        ]
-        ratios[way] = parameters_trained(first, way), means
-    return dict(sorted(ratios.items(), key=lambda item: -item[1][1][-1]))
+def restored_ratios() -> dict[tuple[str, int], dict[str, float]]:
+    """Mean ratios in dB over the cameras, by data set and pairs of images, of 24 channels."""
+    cells: dict[tuple[str, int], list[CellReport]] = {}
+    for report in RESTORE.read(RESULTS):
+        dataset, _, pairs = report.cell.file.rpartition(RESTORED)
+        if dataset:
+            cells.setdefault((dataset, int(pairs)), []).append(report)
+    return {
+        group: {
+            way: fmean(report.correct[0][way].double().mean().item() for report in reports)
+            for way in RESTORE.ways
+            if way != "turned"
+        }
+        for group, reports in sorted(cells.items(), reverse=True)
+    }
 
 
 def restored_table() -> str:
     """Methods that adapt a deblurring network by their mean ratios."""
+    ratios = restored_ratios()
+    four = ratios[DEBLURRED, 4]
+    heads = (f"{name}, {pairs} pair{'s' * (pairs > 1)}, dB" for name, pairs in ratios)
     rows = [
-        (RESTORE.ways[way].label, f"{trained:,}", *(f"{mean:.2f}" for mean in means))
-        for way, (trained, means) in restored_ratios().items()
+        (
+            RESTORE.ways[way].label,
+            f"{restored_parameters(way):,}",
+            *(f"{means[way]:.2f}" for means in ratios.values()),
+        )
+        for way in sorted(RESTORE.ways.keys() - {"turned"}, key=lambda way: -four[way])
     ]
-    heads = ("1 pair, dB", "4 pairs, dB", "16 pairs, dB")
-    return markdown_rows(("method", "parameters trained", *heads[: len(rows[0]) - 2]), *rows)
+    return markdown_rows(("method", "parameters trained", *heads), *rows)
+
+
+def restored_parameters(way: str) -> int:
+    """How many parameters a method trains in a deblurring network."""
+    return parameters_trained(RESTORE.read(RESULTS)[0], way)
 
 
 def restored_text() -> str:
     """What M reaches in deblurring, compared with methods that train more."""
-    ratios = restored_ratios()
-    one, four = ({way: f"{means[at]:.2f}" for way, (_, means) in ratios.items()} for at in range(2))
+    one, four = (
+        {way: f"{mean:.2f}" for way, mean in restored_ratios()[DEBLURRED, pairs].items()}
+        for pairs in (1, 4)
+    )
+    trained = {way: f"{restored_parameters(way):,}" for way in ("m", "adafm", "all")}
     return fill(
         f"A deblurring network adapts to another camera with four pairs of images. M reaches "
-        f"{four['m']} dB ({ratios['m'][0]} parameters), AdaFM {four['adafm']} dB and LoRA "
-        f"{four['lora']} dB ({ratios['adafm'][0]:,}), full fine-tuning {four['all']} dB "
-        f"({ratios['all'][0]:,}); without adaptation it is {four['nothing']} dB. With one pair, M "
+        f"{four['m']} dB ({trained['m']} parameters), AdaFM {four['adafm']} dB and LoRA "
+        f"{four['lora']} dB ({trained['adafm']}), full fine-tuning {four['all']} dB "
+        f"({trained['all']}); without adaptation it is {four['nothing']} dB. With one pair, M "
         f"reaches {one['m']} dB and full fine-tuning {one['all']} dB."
     )
 
