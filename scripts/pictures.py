@@ -102,7 +102,8 @@ def draw_kernels(_: Theme) -> Figure:
         for row in range(3):
             for column in range(3):
                 value = f"{changed[row, column]:.1f}".replace("-0.0", "0.0")
-                below.text(column, row, value, ha="center", va="center", color="black", size=9)
+                ink = "white" if changed[row, column].abs() > 0.8 else "black"
+                below.text(column, row, value, ha="center", va="center", color=ink, size=9)
     for panel in panels.flat:
         panel.set(xticks=[], yticks=[])
         panel.spines[:].set_visible(False)
