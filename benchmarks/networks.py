@@ -154,13 +154,8 @@ def _inference_subjects(case: Case, names: Iterable[str]) -> Iterator[Subject]:
         yield original
         if name.startswith("static"):
             folded = subject_of(case, f"{name}, folded", fold(network).requires_grad_(False))
-            yield replace(folded, oracle=_scores(original.module))
-
-
-def _scores(original: nn.Module) -> Callable[..., Tensor]:
-    """What a network must compute in the original's place."""
-    twin = deepcopy(original).double()
-    return lambda _, x: oracle.network(twin, x)
+            twin = deepcopy(original.module).double()
+            yield replace(folded, oracle=lambda _, x, twin=twin: oracle.network(twin, x))
 
 
 def updates(

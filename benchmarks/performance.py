@@ -1,6 +1,6 @@
 """docs/evidence/performance.md, from what `python -m benchmarks` saved and performance.md here."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +38,10 @@ BOLD = "Best to worst of all sizes that were measured. **Bold**: the limit is no
 
 def summary(folders: Sequence[Path], command: str) -> str:
     """The page for several processors, a folder each: what each of them found of the targets."""
-    machines = {_processor(reports): reports for reports in map(_reports, folders)}
+    machines = {
+        next(iter(reports.values())).machine.partition(", torch")[0]: reports  # without versions
+        for reports in map(_reports, folders)
+    }
     lines = []
     for target in TARGETS:
         pairs = [target.line(reports.get(target.bench))[2:] for reports in machines.values()]
@@ -48,24 +51,14 @@ def summary(folders: Sequence[Path], command: str) -> str:
     places = " and ".join(f"`{folder.as_posix()}/`" for folder in folders)
     rows = markdown_rows(("target", "limit", *machines), *lines)
     parts = [title, "## Targets", BOLD, rows, sections["Targets"]]
-    parts += _method(sections, command, places)
+    parts += ["## Method", sections["Method"].format(command=command, folders=places)]
     return "\n\n".join(parts) + "\n"
-
-
-def _method(sections: Mapping[str, str], command: str, folders: str) -> list[str]:
-    """What wrote the page and how times are measured: the end of a page."""
-    return ["## Method", sections["Method"].format(command=command, folders=folders)]
 
 
 def _texts() -> tuple[str, dict[str, str]]:
     """The title, and what is said under each heading."""
     title, *notes = TEXT.read_text(encoding="utf-8").strip().split("\n\n## ")
     return title, dict(note.split("\n\n", 1) for note in notes)
-
-
-def _processor(reports: Mapping[str, Report]) -> str:
-    """The processor of the reports, without versions."""
-    return next(iter(reports.values())).machine.partition(", torch")[0]
 
 
 def page(results: Path, command: str) -> str:
@@ -85,7 +78,8 @@ def page(results: Path, command: str) -> str:
         parts += _note_left_out(report, left)
         parts += [sections[caveat] for caveat in _caveats(left)]
         parts += _pivots(left) if name in PIVOTED else comparison_tables(left)
-    parts += _method(sections, command, f"`{results.as_posix()}/`")
+    folder = f"`{results.as_posix()}/`"
+    parts += ["## Method", sections["Method"].format(command=command, folders=folder)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -144,7 +144,7 @@ def _line(row: Row, times: Sequence[str], costs: Sequence[str]) -> Sequence[str]
     cells = [row.name]
     for name in times:
         timing = row.times.get(name)
-        cells += ["", ""] if timing is None else [milliseconds(timing.seconds), _ratio(timing)]
+        cells += [milliseconds(timing.seconds), _ratio(timing)] if timing else ["", ""]
     cells += [COSTS[name][1](row.costs[name]) if name in row.costs else "" for name in costs]
     return [*cells, f"{row.error:.0e}" if row.error else "0"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from neural_similarity_paper.studies.adapt_map import CHANGES, MAP
 from neural_similarity_paper.studies.adapt_study import CellReport
-from neural_similarity_paper.studies.restore import RESTORE
+from neural_similarity_paper.studies.restore import CAMERAS, RESTORE
 from neural_similarity_paper.tables import TABLES, make_report
 from neural_similarity_paper.tables.markdown import markdown_rows, signed_number
 from neural_similarity_paper.tables.verdicts import LEVEL
@@ -181,6 +181,7 @@ def restored_ratios() -> dict[tuple[str, int], dict[str, float]]:
             if way != "turned"
         }
         for group, reports in sorted(cells.items(), reverse=True)
+        if len(reports) == len(CAMERAS)
     }
 
 

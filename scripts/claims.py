@@ -135,8 +135,10 @@ def adaptation_tables(text: str) -> dict[str, str]:
     """
     found = re.findall(r"(?:^\| `[\w-]+` \| `[\w-]+` \|.*\n)+", text, re.M)
     pairs = [re.findall(r"^\| `([\w-]+)` \| `([\w-]+)` \|", block, re.M) for block in found]
+    shown = [(row.recipe, name) for name in reversed(TABLES) for row in TABLES[name].all_rows]
+    tables = {recipe: name for recipe, name in shown if name.startswith("adapt")}
     compared = [
-        compare_runs(f"{this} > {beside} @ 1", _adaptation_of(this))._replace(family=at)
+        compare_runs(f"{this} > {beside} @ 1", tables[this])._replace(family=at)
         for at, rows in enumerate(pairs)
         for this, beside in rows
     ]
@@ -147,12 +149,6 @@ def adaptation_tables(text: str) -> dict[str, str]:
         )
     )
     return {block: "".join(islice(rows, len(own))) for block, own in zip(found, pairs, strict=True)}
-
-
-def _adaptation_of(recipe: str) -> str:
-    """The table of an adaptation."""
-    tables = (name for name in TABLES if name.startswith("adapt"))
-    return next(n for n in tables if recipe in {row.recipe for row in TABLES[n].all_rows})
 
 
 def _adaptation_row(found: Found, this: str, beside: str, status: str, verdict: Verdict) -> str:
