@@ -89,10 +89,11 @@ class AdaptationRecipe(Recipe, FirstFields):
     steps: int = 300
     lr: float = 0.0
     """Learning rate before the first drop; 0 finds it. New classifier: Adam in one cycle, whose
-    updates change M, gains and shifts by up to 0.025, kernels by the same share of their size, and
-    logits by 0.4; less if most images already lie nearest to the mean of their own class. Kept
-    classifier: a fifth of the limit that the largest curvature of the outputs sets on a batch of
-    training images; less if fewer than 40 % of up to 500 images are wrong."""
+    updates change M, gains and shifts by up to 0.025, kernels by the same share of their size (both
+    by up to 0.2 where all weights train, without M, by the batch's statistics), and logits by 0.4;
+    less if most images already lie nearest to the mean of their own class. Kept classifier: a fifth
+    of the limit that the largest curvature of the outputs sets on a batch of training images; less
+    if fewer than 40 % of up to 500 images are wrong."""
     head_lr: float | None = None
     """Learning rate of the head before the first drop, if it trains; by default `lr`."""
     relative_lr: bool = False
