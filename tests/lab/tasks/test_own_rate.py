@@ -131,7 +131,7 @@ def _moving_kernels(network):
 @pytest.mark.parametrize(
     ("train", "norm", "layer", "step"),
     [
-        ("all", "auto", nn.BatchNorm2d, 0.04),
+        ("all", "auto", nn.BatchNorm2d, 0.008),
         ("all", "auto", nn.Identity, 0.005),
         ("all", "eval", nn.BatchNorm2d, 0.005),
         ("M+all", "auto", nn.BatchNorm2d, 0.005),

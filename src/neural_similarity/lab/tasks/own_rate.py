@@ -27,7 +27,8 @@ STEP, LEAST_SHARE = 0.025, 0.1
 """What an update changes at most: of M, gains and shifts; of kernels relative to their size. The
 share of it that is left where the classes are apart before training."""
 BY_BATCH = 8
-"""Factor on it where all weights train, without M, and the batch's statistics normalise."""
+"""Factor on it where all weights train, without M, and the batch's statistics normalise; times the
+share that is left, again, but at least 1."""
 LOGIT_STEP = 0.4
 """What an update of a new head changes a logit by, at most."""
 
@@ -42,16 +43,17 @@ def new_head_fields(
     as moves logits by `LOGIT_STEP`, for inputs of the size that they have at the start. w is the
     share of up to 500 images that lie nearer to another class's mean than to their own: where the
     network tells the classes apart already, there is little to change. The bounds rise for a fifth
-    of the steps, while the head learns its classes, and fall to nothing. They are `BY_BATCH` times
-    as large where all weights train, without M, and the batch's statistics normalise: there the
-    scale of a kernel does not matter.
+    of the steps, while the head learns its classes, and fall to nothing. They are up to
+    `BY_BATCH` times as large where all weights train, without M, and the batch's statistics
+    normalise: there the scale of a kernel does not matter.
     """
     inputs, labels = _head_inputs(network, images, preprocess, recipe)
     wrong = nearest_mean_errors(inputs, labels, len(images.classes))
     fields: dict[str, Any] = {"optimizer": "adam", "nesterov": False, "schedule": "one-cycle"}
     fields |= {"drops": (), "relative_lr": True}
-    step = STEP * (BY_BATCH if _is_free_of_scale(network, recipe) else 1)
-    fields["lr"] = _agree(step * min(1.0, max(LEAST_SHARE, 2 * wrong)))
+    share = min(1.0, max(LEAST_SHARE, 2 * wrong))
+    factor = max(1.0, BY_BATCH * share) if _is_free_of_scale(network, recipe) else 1.0
+    fields["lr"] = _agree(STEP * share * factor)
     text = (
         f"Adam in one cycle, whose updates change M and kernels by {fields['lr']:.1%} where "
         f"{wrong:.0%} of {len(labels)} images are nearer to another class"
