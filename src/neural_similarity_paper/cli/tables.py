@@ -37,8 +37,8 @@ class TableOptions:
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
     costs, light, rivals, sharing, shapes, bounds, pretrained, adapt, adapt-flowers and adapt-cifar;
     4-released and 8-released are trained as the authors' released code does; 6 is few-shot
-    learning; adapt-map, adapt-continual, adapt-stream, adapt-known and adapt-restore have options
-    of their own."""
+    learning; adapt-map, adapt-continual, adapt-stream, adapt-known and adapt-restore take only
+    --results, for `nsim table` --out, for `nsim reproduce` --data, --only CELLS and --print."""
     results: Path = RESULTS
     """Folder of the run records."""
 

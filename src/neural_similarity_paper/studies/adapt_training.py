@@ -17,7 +17,6 @@ from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, AdaptationT
 from neural_similarity.lab.tasks.own_rate import find_rate
 from neural_similarity.lab.train import Run, evaluate_model, pack_correct
 from neural_similarity.lab.train.checkpoint import TrainingState, state_digest
-from neural_similarity.lab.train.environment import checkout_commit
 from neural_similarity.lab.train.fitting import initial_state, make_optimizer
 from neural_similarity.lab.train.graph import plain_update
 from neural_similarity.lab.train.loop import Job, step_rate, update_once
@@ -174,7 +173,6 @@ def run_facts(memory: MemoryRun, correct: Tensor, scored: ImageSet) -> dict[str,
         "accuracy": correct.sum().item() / len(correct),
         "score_precision": SCORE_PRECISION,
         "trained": trained_numbers(memory.network),
-        "commit": checkout_commit(),
         "data": memory.run.digest,
         "scored": digest_of([scored]),
         "correct": pack_correct(correct),

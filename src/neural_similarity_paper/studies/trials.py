@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from neural_similarity.lab.train import Runtime, choose_runtime
-from neural_similarity.lab.train.environment import describe_environment
+from neural_similarity.lab.train.environment import checkout_commit, describe_environment
 from neural_similarity.lab.train.files import check_fields, hold_lock, read_result, write_result
 from neural_similarity.lab.train.runtime import cpu_threads
 from neural_similarity_paper.tables.records import code_of, machine_of
@@ -109,7 +109,7 @@ class Sheet:
     ) -> float:
         """The score of a trial, which runs and is kept at once if the sheet lacks it."""
         if str(trial) not in self.runs:
-            self.runs[str(trial)] = run_trial(trial)
+            self.runs[str(trial)] = run_trial(trial) | {"commit": checkout_commit()}
             self.write()
             report(f"{self.path.stem}: {trial}: {self.score(trial):.4g}")
         return self.score(trial)
@@ -152,6 +152,7 @@ def open_sheet(path: Path, fields: Mapping[str, Any] = TRAINED, **facts: Any) ->
                 raise ValueError(f"{path} is of another {name}, {sheet.facts.get(name)!r:.80}")
         return sheet
     environment = describe_environment(cpu_runtime())
+    del environment["precision"]  # That of the runs, which some studies have in float32.
     return Sheet(
         path, facts | {"code": code_of(environment), "environment": machine_of(environment)}
     )
