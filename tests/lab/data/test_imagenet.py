@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny_folders import write_csv
-from tiny_imagenet import CLASSES, make_imagenet, write_jpeg
+from tiny_imagenet import CLASSES, make_imagenet
 from torchvision.transforms.v2 import functional as F
 
 from neural_similarity.lab import data

@@ -14,7 +14,6 @@ from neural_similarity.lab.data import load_dataset, load_split
 from neural_similarity.lab.data.decoding import SUFFIXES
 from neural_similarity.lab.data.listing import list_images
 
-
 TRAIN, TEST = ("train", "Train", "training", "TRAINING"), ("test", "testing", "Test", "val", "dev")
 
 

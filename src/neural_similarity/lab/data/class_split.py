@@ -12,10 +12,10 @@ import torch
 from neural_similarity.choices import require_known
 from neural_similarity.lab.data.images import Dataset, Images, seeded_generator
 from neural_similarity.lab.data.listing import (
-    visible_name,
     list_images,
     part_folders,
     read_image_list,
+    visible_name,
     warn_of_others,
 )
 
