@@ -142,7 +142,7 @@ def test_records_tell_every_task(results):
 def tiny_table(monkeypatch):
     """Table 6 of tasks as small as ours."""
     monkeypatch.setattr(kinds, "TABLE_TASKS", SIZES)
-    entry = tomllib.loads(table_rows.FILE.read_text("utf-8"))["6"]
+    entry = tomllib.loads(table_rows.TABLES_FILE.read_text("utf-8"))["6"]
     monkeypatch.setitem(TABLES, "6", table_rows.make_table(entry | {"shots": (2, 1)}))
 
 

@@ -110,10 +110,10 @@ def print_study(name: str, args: Sequence[str]) -> int:
         text = PAGES[name](results)
     if picture:
         draw_study(STUDIES[name], results, picture)
-    return print_page(text, out, picture)
+    return print_report(text, out, picture)
 
 
-def print_page(text: str, out: Path | None, picture: Path | None) -> int:
+def print_report(text: str, out: Path | None, picture: Path | None) -> int:
     """Print a page, or write it and name the files."""
     if out is None:
         print_line(text.rstrip())

@@ -164,7 +164,7 @@ def table(args: Sequence[str]) -> int:
     if picture:
         tables.draw_report(report, picture)
     text = tables.to_markdown(report, picture and picture.name)
-    return studies.print_page(text, options.out, picture)
+    return studies.print_report(text, options.out, picture)
 
 
 def record(args: Sequence[str]) -> int:

@@ -54,12 +54,12 @@ def _group_recipes(name: str, network: str, head: str, rates: str = "", **settin
 
 
 _FAMILIES = {name: entry.pop("family") for name, entry in _CONTENT["groups"].items()}
-GROUPS = {name: _group_recipes(name, **entry) for name, entry in _CONTENT["groups"].items()}
+ADAPTATION_GROUPS = {n: _group_recipes(n, **entry) for n, entry in _CONTENT["groups"].items()}
 """Descriptions and recipes by name, grouped by data set, network and images per class."""
 
 
 def _family_recipes(family: str) -> Recipes:
-    groups = [GROUPS[group] for group, its_family in _FAMILIES.items() if its_family == family]
+    groups = (ADAPTATION_GROUPS[group] for group in _FAMILIES if _FAMILIES[group] == family)
     return {name: entry for recipes in groups for name, entry in recipes.items()}
 
 

@@ -20,9 +20,8 @@ from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.models import resnet20
 from neural_similarity_paper.recipes.adaptation import HEADED, RESNET, WAYS, way_fields
 from neural_similarity_paper.studies.adapt_map import FIRST_RATES
-from neural_similarity_paper.studies.adapt_study import Cell, Study
+from neural_similarity_paper.studies.adapt_study import Cell, Study, study_fields
 from neural_similarity_paper.studies.adapt_training import backbone_terms, run_in_memory
-from neural_similarity_paper.studies.reading import study_fields
 from neural_similarity_paper.studies.trials import SearchPlace, Trial
 
 TASKS, TASK_CLASSES = 20, 5

@@ -15,7 +15,8 @@ from typing import Any
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity_paper.corruption import GEOMETRY, UNDONE
 from neural_similarity_paper.recipes.adaptation import CHANGED, WAYS, way_fields
-from neural_similarity_paper.studies.adapt_study import CURVED, Cell, Study
+from neural_similarity_paper.studies import STUDY_ENTRIES
+from neural_similarity_paper.studies.adapt_study import CURVED, Cell, Study, study_fields
 from neural_similarity_paper.studies.adapt_training import (
     backbone_terms,
     fit_groups,
@@ -24,10 +25,9 @@ from neural_similarity_paper.studies.adapt_training import (
     score_in_memory,
     start_run,
 )
-from neural_similarity_paper.studies.reading import CONTENT, study_fields
 from neural_similarity_paper.studies.trials import SearchPlace, Sheet, Trial
 
-CHANGES: dict[str, str] = CONTENT["adapt-map"]["changes"]
+CHANGES: dict[str, str] = STUDY_ENTRIES["adapt-map"]["changes"]
 """Changes of the map with their labels."""
 LABELS = (10, 5, 50)
 """Labelled images of each class."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from neural_similarity.lab.train.plots import write_picture
 from neural_similarity_paper.statistics import mean_and_deviation
+from neural_similarity_paper.studies import STUDY_ENTRIES
 from neural_similarity_paper.studies.adapt_continual import CONTINUAL, TASK_CELL, task_bytes
 from neural_similarity_paper.studies.adapt_map import MAP, MAP_CELLS
-from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Study
+from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Study, study_fields
 from neural_similarity_paper.studies.adapt_unlabelled import STREAM, STREAM_CELLS
-from neural_similarity_paper.studies.reading import CONTENT, study_fields
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.verdicts import LEVEL
 
@@ -53,7 +53,7 @@ def study_to_markdown(study: Study, results: Path, picture: str | None = None) -
     parts = [f"# {study.title}"]
     if picture:
         parts.append(f"![Lead of M by change of the images]({picture})")
-    texts, measure = CONTENT["texts"], study.measure
+    texts, measure = STUDY_ENTRIES["texts"], study.measure
     notes = texts["leads"].format(unit=measure.unit) + texts["precision"] * (measure is ACCURACY)
     parts += [notes, *_study_parts(study, study.read(results))]
     for older in OLDER.get(study.name, ()):

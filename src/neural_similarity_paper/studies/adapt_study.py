@@ -15,7 +15,9 @@ from torch import Tensor
 from neural_similarity.lab.errors import content_errors
 from neural_similarity.lab.train import unpack_correct
 from neural_similarity.lab.train.statistics import Interval
+from neural_similarity_paper.recipes.adaptation import WAYS
 from neural_similarity_paper.statistics import LEAST_SEEDS, by_image, by_seed_and_image, holm
+from neural_similarity_paper.studies import STUDY_ENTRIES
 from neural_similarity_paper.studies.trials import (
     TRAINED,
     ReportLine,
@@ -67,7 +69,7 @@ class Cell(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
-class Measure(NamedTuple):
+class ScoreKind(NamedTuple):
     """What runs say of each image, and how it is shown.
 
     Attributes:
@@ -84,7 +86,7 @@ class Measure(NamedTuple):
     fields: Mapping[str, Any]
 
 
-ACCURACY = Measure("accuracy, %", "points", 100.0, "correct", TRAINED)
+ACCURACY = ScoreKind("accuracy, %", "points", 100.0, "correct", TRAINED)
 
 
 class Lead(NamedTuple):
@@ -145,7 +147,7 @@ class Study:
     folder: str = ""
     positions: Callable[[Trial, int], Tensor] = lambda _, count: torch.arange(count)
     size: tuple[str, Callable[[str, int], str]] = ("trained", lambda _, trained: f"{trained:,}")
-    measure: Measure = ACCURACY
+    measure: ScoreKind = ACCURACY
     floor: str = ""
 
     def sheet_path(self, results: Path, stem: str, facts: Mapping[str, Any] | None = None) -> Path:
@@ -298,3 +300,27 @@ def lead_of(ours: Tensor, theirs: Tensor, scale: float = 100.0) -> Interval:
     if len(change) >= LEAST_SEEDS:
         return by_seed_and_image(change)
     return by_image(change.mean(0).tolist())
+
+
+def study_fields(entry: str) -> dict[str, Any]:
+    """The fields of `Study` that an entry of the file has."""
+    content = STUDY_ENTRIES[entry]
+    ways = {way: _read_way(way, **fields) for way, fields in content["ways"].items()}
+    first, names = content.get("first_stage"), tuple(ways)
+    trained = tuple(way for way, spec in ways.items() if spec.rates)
+    columns = content.get("columns", {"": []}).items()
+    return {
+        "name": content.get("name", entry),
+        "ways": ways,
+        "stages": (names[:first], names[first:]) if first else (names,),
+        "columns": {title: trained if own == ["*"] else tuple(own) for title, own in columns},
+        **{key: content[key] for key in ("title", "note", "folder", "floor") if key in content},
+    }
+
+
+def _read_way(
+    way: str, label: str = "", rates: list[str] | None = None, fixed: Any = None, **fields: Any
+) -> Way:
+    fields = {key: fields[key] for key in fields if key in Way._fields}  # Others: `restore`.
+    rates = [way] if rates is None and fixed is None else rates or []
+    return Way(label or WAYS[way][0], tuple(rates), fixed=fixed and tuple(fixed), **fields)

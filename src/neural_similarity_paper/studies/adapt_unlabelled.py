@@ -19,7 +19,7 @@ from neural_similarity.lab.data import Images, load_dataset
 from neural_similarity.lab.data.images import seeded_generator
 from neural_similarity.nn import Affine, Static
 from neural_similarity_paper.studies.adapt_map import CHANGES, RATE_CHANGES, trial_recipe
-from neural_similarity_paper.studies.adapt_study import Cell, Study
+from neural_similarity_paper.studies.adapt_study import Cell, Study, study_fields
 from neural_similarity_paper.studies.adapt_training import (
     MemoryRun,
     backbone_terms,
@@ -30,7 +30,6 @@ from neural_similarity_paper.studies.adapt_training import (
     score_in_memory,
     start_run,
 )
-from neural_similarity_paper.studies.reading import study_fields
 from neural_similarity_paper.studies.trials import SearchPlace, Trial, cpu_runtime
 
 STREAM_ORDERS = {"iid": "i.i.d.", "by-class": "by class"}

@@ -27,7 +27,7 @@ from neural_similarity_paper.statistics import (
     holm,
     mean_and_deviation,
 )
-from neural_similarity_paper.studies.reading import CONTENT
+from neural_similarity_paper.studies import STUDY_ENTRIES
 from neural_similarity_paper.studies.trials import SCORED, ReportLine, filling_alone, open_sheet
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.records import read_records
@@ -72,9 +72,9 @@ def _read_pair(pair: Sequence[str]) -> Pair:
     return ours, theirs
 
 
-PRIMARY = _read_pair(CONTENT["end"]["primary"])
+PRIMARY = _read_pair(STUDY_ENTRIES["end"]["primary"])
 SECONDARY, DESCRIBED = (
-    tuple(map(_read_pair, CONTENT["end"][kind])) for kind in ("secondary", "described")
+    tuple(map(_read_pair, STUDY_ENTRIES["end"][kind])) for kind in ("secondary", "described")
 )
 Errors = Mapping[ArmKey, Tensor]
 """Errors, 0 or 100, of (seeds, images), in the order of the seeds."""
@@ -200,7 +200,7 @@ def end_to_markdown(results: Path) -> str:
     for pair in DESCRIBED:  # These are not tested.
         seeds = _seeds(errors, pair)
         judged.append(Judged(*pair, seeds, _compare(errors, pair, seeds), "described"))
-    parts = ["# Trained to the end", CONTENT["end"]["note"], _arms_table(errors)]
+    parts = ["# Trained to the end", STUDY_ENTRIES["end"]["note"], _arms_table(errors)]
     parts += ["## Comparisons", _judged_table(judged)]
     if factors := [
         f"{epochs} epochs: {factor.mean:.2f} [{factor.low:.2f}, {factor.high:.2f}]"

@@ -13,13 +13,13 @@ from neural_similarity.lab.data import Dataset, load_dataset
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity_paper.recipes.adaptation import HEADED, NETWORKS, RATES
 from neural_similarity_paper.recipes.reading import setting_fields
+from neural_similarity_paper.studies import STUDY_ENTRIES
 from neural_similarity_paper.studies.adapt_training import (
     run_facts,
     score_in_memory,
     start_run,
     take_steps,
 )
-from neural_similarity_paper.studies.reading import CONTENT
 from neural_similarity_paper.studies.trials import (
     ReportLine,
     Trial,
@@ -33,7 +33,7 @@ NEW_HEADS = "new-heads"
 """Folder of the records below that of all results."""
 SEEDS = (21, 22, 23)
 FIVE_RATES, MARGIN = (0.003, 0.01, 0.03, 0.1, 0.3), 0.02
-_CONTENT = CONTENT["new-heads"]
+_CONTENT = STUDY_ENTRIES["new-heads"]
 GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
     name: (folder, NETWORKS[network] | settings)
     for name, (folder, network, settings) in _CONTENT["groups"].items()

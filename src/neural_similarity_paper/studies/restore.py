@@ -26,9 +26,9 @@ from neural_similarity.lab.data.splits import load_split
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe, adapt_network
 from neural_similarity.lab.train.checkpoint import state_digest
 from neural_similarity_paper.recipes.reading import setting_fields
-from neural_similarity_paper.studies.adapt_study import Cell, Measure, Study
+from neural_similarity_paper.studies import STUDY_ENTRIES
+from neural_similarity_paper.studies.adapt_study import Cell, ScoreKind, Study, study_fields
 from neural_similarity_paper.studies.adapt_training import fix_trained, trained_numbers
-from neural_similarity_paper.studies.reading import CONTENT, study_fields
 from neural_similarity_paper.studies.trials import SearchPlace, Trial
 
 NOISE = 2
@@ -38,8 +38,9 @@ MARGIN = 6
 CROP, BATCH, STEPS = 40, 4, 100
 """Side and number of the crops of a step, and steps of an adaptation."""
 PRETRAINING = {"batch": 8, "steps": 4_000, "rate": 2e-3}
-PARTS = {"train": 4_000, "draws": 400, "held_out": 64, "test": 100}
-"""Images that train the network, that adaptations draw from, and that rates and tables score."""
+IMAGE_COUNTS, HELD_OUT = (4_000, 464, 100), 64
+"""Images that train the network, that adaptations draw from or rates score, the last ones, and that
+tables score."""
 
 
 class Camera(NamedTuple):
@@ -83,7 +84,7 @@ BLURS = {"motion": motion_blur, "gaussian": gaussian_blur, "disk": disk_blur}
 def read_cameras(entry: str) -> dict[str, Camera]:
     """The cameras of an entry of `studies.toml`, whose blurs are in pixels of the scene."""
     cameras = {}
-    for name, fields in CONTENT["adapt-restore"][entry].items():
+    for name, fields in STUDY_ENTRIES["adapt-restore"][entry].items():
         pitch, noise = fields.get("pitch", 1.0), fields.get("noise", NOISE) / 255
         ((size, *rest), blur) = next((fields[k], f) for k, f in BLURS.items() if k in fields)
         cameras[name] = Camera(fields["label"], blur(size / pitch, *rest), noise, pitch)
@@ -131,13 +132,12 @@ def load_sharp(dataset: str, data: Path) -> dict[str, Tensor]:
     else:
         split = load_split(dataset, data)
         pixels = split.train.pixels, split.val.pixels, split.test.pixels
-    counts = PARTS["train"], PARTS["draws"] + PARTS["held_out"], PARTS["test"]
     train, others, test = (
         part[order[:count]].float().mean(1, keepdim=True) / 255
-        for at, (part, count) in enumerate(zip(pixels, counts, strict=True))
+        for at, (part, count) in enumerate(zip(pixels, IMAGE_COUNTS, strict=True))
         for order in [torch.randperm(len(part), generator=seeded_generator("restore", at))]
     )
-    draws, held_out = others[: PARTS["draws"]], others[PARTS["draws"] :]
+    draws, held_out = others[:-HELD_OUT], others[-HELD_OUT:]
     return {"train": train, "draws": draws, "held_out": held_out, "test": test}
 
 
@@ -203,7 +203,7 @@ def trained_network(width: int, sharp: Mapping[str, Tensor], path: Path) -> Debl
 
 def prepare_network(network: Deblurring, way: str) -> None:
     """Add what a way adds, in place, and freeze the rest; outputs stay but for rotated kernels."""
-    content = CONTENT["adapt-restore"]["ways"][way]
+    content = STUDY_ENTRIES["adapt-restore"]["ways"][way]
     adapt_network(network, AdaptationRecipe(**setting_fields(content["network"])))
     if content.get("shared"):
         for layer in network.layers[1:]:
@@ -218,7 +218,7 @@ SCORED_AT_ONCE = 10
 """Images that stay in the processor's cache: the same numbers in less than half of the time."""
 INPUT = "input"
 """The way that is the camera's image."""
-GROUPS = (
+DATA_WIDTH_PAIRS = (
     *(("mini-imagenet", 24, 4), ("mini-imagenet", 64, 4), ("mini-imagenet", 24, 1)),
     *(("mini-imagenet", 24, 16), ("cifar10", 24, 4), ("cifar10", 24, 1), ("cifar10", 24, 16)),
     *(("mini-imagenet", 64, 1), ("mini-imagenet", 64, 16)),
@@ -293,8 +293,8 @@ def restore_cell(dataset: str, width: int, pairs: int, camera: str) -> Cell:
 
 RESTORE = Study(
     **study_fields("adapt-restore"),
-    cells=tuple(restore_cell(*group, camera) for group in GROUPS for camera in CAMERAS),
+    cells=tuple(restore_cell(*group, camera) for group in DATA_WIDTH_PAIRS for camera in CAMERAS),
     run_trial=run_trial,
     terms=restore_terms,
-    measure=Measure("ratio, dB", "dB", 1.0, "images", {"psnr": float | int, "trained": int}),
+    measure=ScoreKind("ratio, dB", "dB", 1.0, "images", {"psnr": float | int, "trained": int}),
 )

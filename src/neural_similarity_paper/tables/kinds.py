@@ -278,19 +278,17 @@ class EvaluationRecords(RunRecords):
 
     def group_records(self, records: Sequence[Record], row: Row) -> dict[Hashable, list[Record]]:
         """Evaluations on test classes, by training classes, statistics, tasks and start."""
-        longest: dict[str, Record] = {}  # Of those that differ in the number of tasks alone.
+        wanted = row.method, replace(TABLE_TASKS, shots=row.shots), "test"
+        longest: dict[Hashable, Record] = {}  # Of those that differ in the number of tasks alone.
         for record in sorted(records, key=lambda record: len(record.correct)):
-            tasks = record.evaluation.tasks | {"count": 0}
-            countless = replace(record.evaluation, tasks=tasks)
-            longest[countless.file_name(_classes(record), record.seed)] = record
+            evaluation, tasks = record.evaluation, record.evaluation.tasks
+            if (evaluation.method, evaluation.sizes, tasks["part"]) == wanted:
+                facts = _classes(record), evaluation.statistics, tasks["seed"], record.seed
+                longest[facts] = record
         groups: dict[Hashable, list[Record]] = {}
-        for record in longest.values():
-            evaluation = record.evaluation
-            tasks = evaluation.method, evaluation.sizes, evaluation.tasks["part"]
-            if tasks == (row.method, replace(TABLE_TASKS, shots=row.shots), "test"):
-                digest = evaluation.tasks["digest"]
-                facts = evaluation.statistics, digest, _start_budget(record)
-                groups.setdefault((_classes(record), *facts), []).append(record)
+        for (*facts, _, _), record in longest.items():
+            digest = record.evaluation.tasks["digest"]
+            groups.setdefault((*facts, digest, _start_budget(record)), []).append(record)
         return groups
 
     def comparable(self, ours: Record, theirs: Record) -> bool:

@@ -143,11 +143,6 @@ def _method_columns(report: Report, _: PanelReport, verdicts: Verdicts) -> Colum
     return columns | {name: partial(_of_records, cell) for name, cell in facts.items()}
 
 
-def _millions(records: Sequence[Record], fact: str, form: str) -> str:
-    """A number of parameters or of MACs of one image."""
-    return f"{records[0].summary[fact] / 1e6:{form}} M"
-
-
 def _of_records(cell: Callable[[Sequence[Record]], str], line: RowReport) -> str:
     return cell(line.records) if line.records else ""
 
@@ -186,15 +181,15 @@ def _network_columns(report: Report, panel: PanelReport, verdicts: Verdicts) -> 
     columns |= {
         "p over seeds": lambda line: p_text(verdicts.get(line.baseline_difference), "seeds"),
         "p by image": lambda line: p_text(verdicts.get(line.baseline_difference), "images"),
-        "parameters": partial(_of_records, lambda records: _millions(records, "parameters", ".2f")),
-        "MACs": partial(_of_records, lambda records: _millions(records, "macs", ",.0f")),
+        "parameters": partial(_summary_cell, "parameters", 1e6, "{:.2f} M"),
+        "MACs": partial(_summary_cell, "macs", 1e6, "{:,.0f} M"),
         "time": partial(
             _of_records, lambda records: format_clock(fmean(r.summary["seconds"] for r in records))
         ),
     }
     if any("trained" in record.summary for record in panel.all_records):
-        columns["trained"] = partial(_adapter_cell, "trained", "{:,}")
-        columns["file, kB"] = partial(_adapter_cell, "bytes", "{:,.1f}")
+        columns["trained"] = partial(_summary_cell, "trained", 1, "{:,.0f}")
+        columns["file, kB"] = partial(_summary_cell, "bytes", 1e3, "{:,.1f}")
     return columns | ({"step": _step_time} if report.costs else {})
 
 
@@ -241,12 +236,10 @@ def p_text(verdict: Verdict | None, over: Literal["seeds", "images"]) -> str:
     return "< 0.001" if adjusted.holm < 1e-3 else f"{adjusted.holm:.3f}"
 
 
-def _adapter_cell(fact: str, form: str, line: RowReport) -> str:
-    """How many numbers an adaptation trained, or the size of their file."""
-    summary = line.records[0].summary if line.records else {}
-    if "trained" not in summary:
-        return ""
-    return form.format(summary[fact] / 1e3 if fact == "bytes" else summary[fact])
+def _summary_cell(fact: str, unit: float, form: str, line: RowReport) -> str:
+    """A number of a summary, such as its parameters; "" where there is none."""
+    number = line.records[0].summary.get(fact) if line.records else None
+    return "" if number is None else form.format(number / unit)
 
 
 def _step_time(line: RowReport) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from neural_similarity.lab.recipes import FAMILIES, RECIPES, SUFFIX
-from neural_similarity_paper.recipes.adaptation import GROUPS
+from neural_similarity_paper.recipes.adaptation import ADAPTATION_GROUPS
 
 MetricName = Literal["error", "accuracy"]
-FILE = Path(__file__).with_name("tables.toml")
+TABLES_FILE = Path(__file__).with_name("tables.toml")
 RELEASED = "-released"
 """What follows the name of a table whose runs train as the authors' released code."""
 
@@ -94,7 +94,7 @@ def make_table(content: Mapping[str, Any], suffix: str = "") -> Table:
 def _panel_rows(rows: str | list[list[Any]], shots: Sequence[int]) -> tuple[Row, ...]:
     """The rows that are listed, at each number of shots, or every recipe of the group named."""
     if isinstance(rows, str):
-        recipes = GROUPS[rows] if rows in GROUPS else FAMILIES[rows][1]
+        recipes = ADAPTATION_GROUPS[rows] if rows in ADAPTATION_GROUPS else FAMILIES[rows][1]
         return tuple(Row(label, name) for name, (label, _) in recipes.items())
     # Label, recipe, the paper's number, if it has one, and a table of other facts.
     split = [(row[:-1], row[-1]) if isinstance(row[-1], dict) else (row, {}) for row in rows]
@@ -112,7 +112,7 @@ def _row_at_shots(row: Row, count: int, papers: int) -> Row:
     return row if count == papers else replace(row, paper=None, half_width=None)
 
 
-CONTENT = tomllib.loads(FILE.read_text("utf-8"))
-TABLES = {name: make_table(entry) for name, entry in CONTENT.items()}
+_ENTRIES = tomllib.loads(TABLES_FILE.read_text("utf-8"))
+TABLES = {name: make_table(entry) for name, entry in _ENTRIES.items()}
 """The tables by the names that `nsim table` and `nsim reproduce` take."""
-TABLES |= {f"{name}{RELEASED}": make_table(CONTENT[name], SUFFIX) for name in ("4", "8")}
+TABLES |= {f"{name}{RELEASED}": make_table(_ENTRIES[name], SUFFIX) for name in ("4", "8")}

@@ -20,7 +20,7 @@ from neural_similarity_paper.learned import folded_kernels, four_digits
 from neural_similarity_paper.statistics import mean_and_deviation
 from neural_similarity_paper.theory.measures import effective_rank, nuclear_norm, relative_distance
 
-Layers = list[dict[str, Any]]
+LayerMeasures = list[dict[str, Any]]
 """Measures of the layers of a network."""
 
 
@@ -33,7 +33,7 @@ def compute(runs: Sequence[Path]) -> dict[str, Any]:
     if not runs:
         raise ValueError("`runs` must name at least one run folder, got none")
     networks = [{"run": path.name, "layers": measure_network(ns.load(path))} for path in runs]
-    groups: dict[str, list[Layers]] = {}
+    groups: dict[str, list[LayerMeasures]] = {}
     for network in networks:
         name = re.sub(r"-seed\d+$", "", network["run"])
         groups.setdefault(name, []).append(network["layers"])
@@ -42,7 +42,7 @@ def compute(runs: Sequence[Path]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def measure_network(network: nn.Module) -> Layers:
+def measure_network(network: nn.Module) -> LayerMeasures:
     """Measure every convolution larger than 1×1; of a dynamic one, W alone."""
     return [
         _measure_layer(name, cast(nn.Conv2d, network.get_submodule(name)), kernel)
@@ -86,7 +86,7 @@ SPECTRUM_MEASURES = (
 )  # fmt: skip
 
 
-def _average_networks(group: Sequence[Layers]) -> dict[str, Any]:
+def _average_networks(group: Sequence[LayerMeasures]) -> dict[str, Any]:
     """The means of every layer over networks that differ in the seed alone."""
     average: dict[str, Any] = {"runs": len(group), "layers": [layer["name"] for layer in group[0]]}
     for name in SPECTRUM_MEASURES:
