@@ -18,9 +18,10 @@ from typing import Any
 
 from neural_similarity_paper.studies.adapt_map import CHANGES, MAP
 from neural_similarity_paper.studies.adapt_study import CellReport
+from neural_similarity_paper.studies.end import EPOCHS, ArmKey, error_text, judge_all, read_errors
 from neural_similarity_paper.studies.restore import CAMERAS, RESTORE
 from neural_similarity_paper.tables import TABLES, make_report
-from neural_similarity_paper.tables.markdown import markdown_rows, signed_number
+from neural_similarity_paper.tables.markdown import interval_text, markdown_rows, signed_number
 from neural_similarity_paper.tables.verdicts import LEVEL
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +38,9 @@ PAGES = (
 LABELS_SHOWN = 10
 """Labelled images of each class in the pictures and tables of the changes."""
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-METHODS, PAIRS, NETWORKS, ASKED = (WORDS[n] for n in ("methods", "pairs", "networks", "asked"))
+METHODS, PAIRS, NETWORKS, ENDED, ASKED = (
+    WORDS[name] for name in ("methods", "pairs", "networks", "ended", "asked")
+)
 RESTORED, DEBLURRED = "-24-", "mini-imagenet"
 """What names of shown sheets have between data set and pairs of images; the data of the text."""
 OURS, REFERENCE, TURNED = "full", "all", "rotation-30"
@@ -272,6 +275,28 @@ def networks_table() -> str:
     return markdown_rows(head, *rows)
 
 
+def ended_rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """Network, epochs, error, difference to the plain network, and time of a step over its."""
+    errors = read_errors(RESULTS)
+    judged = {(each.ours, each.theirs): each for each in judge_all(errors)}
+    for epochs in EPOCHS:
+        plain = ArmKey("cnn", epochs)
+        if len(errors.get(plain, ())) > 1:
+            yield "plain CNN-9", str(epochs), error_text(errors[plain]), "", "1"
+        for name, (label, *report, group) in ENDED.items():
+            key = ArmKey(name, epochs)
+            if (found := judged.get((key, plain))) and found.interval:
+                ratio = range_text(time_ratios(*report, **group))
+                difference = interval_text(found.interval)
+                yield label, str(epochs), error_text(errors[key]), difference, ratio
+
+
+def ended_table() -> str:
+    """Networks that were trained to the end, with several seeds each."""
+    head = ("network", "epochs", "error, %", "difference", "time of a step ÷ plain")
+    return markdown_rows(head, *ended_rows())
+
+
 def time_ratios(file: str, name: str, kind: str, **group: Any) -> list[float]:
     """Times of a benchmark over the plain ones, sorted; `what` is the beginning of its group's."""
     rows = json.loads((ROOT / "benchmarks" / file).read_text("utf-8"))["rows"]
@@ -340,6 +365,7 @@ TABLES_SHOWN: dict[str, Callable[[], str]] = {
     "turned": turned_text,
     "frozen": frozen_text,
     "networks": networks_table,
+    "ended": ended_table,
     "costs": costs_table,
     "claims": claims_table,
 }

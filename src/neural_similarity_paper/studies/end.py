@@ -141,6 +141,15 @@ def judge_secondary(errors: Errors) -> list[Judged]:
     ]
 
 
+def judge_all(errors: Errors) -> list[Judged]:
+    """The primary comparison, the secondary ones, and those that are described, not tested."""
+    judged = [judge_primary(errors), *judge_secondary(errors)]
+    for pair in DESCRIBED:
+        seeds = _seeds(errors, pair)
+        judged.append(Judged(*pair, seeds, _compare(errors, pair, seeds), "described"))
+    return judged
+
+
 def _seeds(errors: Errors, pair: Pair) -> int:
     """How many both arms have."""
     return min(len(errors.get(key, ())) for key in pair)
@@ -196,12 +205,8 @@ def _epochs_at(error: float, lengths: Sequence[int], curve: Sequence[float]) -> 
 def end_to_markdown(results: Path) -> str:
     """Arms and lengths with their seeds, and what the comparisons say."""
     errors = read_errors(results)
-    judged = [judge_primary(errors), *judge_secondary(errors)]
-    for pair in DESCRIBED:  # These are not tested.
-        seeds = _seeds(errors, pair)
-        judged.append(Judged(*pair, seeds, _compare(errors, pair, seeds), "described"))
     parts = ["# Trained to the end", STUDY_ENTRIES["end"]["note"], _arms_table(errors)]
-    parts += ["## Comparisons", _judged_table(judged)]
+    parts += ["## Comparisons", _judged_table(judge_all(errors))]
     if factors := [
         f"{epochs} epochs: {factor.mean:.2f} [{factor.low:.2f}, {factor.high:.2f}]"
         for epochs in EPOCHS
@@ -214,7 +219,7 @@ def end_to_markdown(results: Path) -> str:
 
 def _arms_table(errors: Errors) -> str:
     rows = [
-        (data, text, *map(_error_text, cells))
+        (data, text, *map(error_text, cells))
         for data, (name, (text, _)) in itertools.product(DATA, ARMS.items())
         for cells in [[errors.get(ArmKey(name, epochs, data)) for epochs in EPOCHS]]
         if any(cell is not None for cell in cells)
@@ -222,7 +227,8 @@ def _arms_table(errors: Errors) -> str:
     return markdown_rows(("", "network", *(f"{epochs} epochs" for epochs in EPOCHS)), *rows)
 
 
-def _error_text(errors: Tensor | None) -> str:
+def error_text(errors: Tensor | None) -> str:
+    """The mean error, its standard deviation over seeds, and their number."""
     if errors is None:
         return "not run"
     return f"{deviation_text(*mean_and_deviation(errors.mean(1).tolist()))} (n = {len(errors)})"
