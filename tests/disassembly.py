@@ -6,11 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
-def loop_lengths(binary: bytes, folder: Path, having: str = "MMA") -> list[int]:
-    """Machine instructions of each loop that has matrix products, a warp's each time around.
-
-    Or of each that has another instruction, given as a pattern.
-    """
+def loop_lengths(binary: bytes, folder: Path) -> list[int]:
+    """Machine instructions of each loop that has matrix products, a warp's each time around."""
     (folder / "kernel.cubin").write_bytes(binary)
     tool = Path(find_spec("triton").submodule_search_locations[0], "backends/nvidia/bin/nvdisasm")
     command = [tool, "-c", "kernel.cubin"]
@@ -23,6 +20,6 @@ def loop_lengths(binary: bytes, folder: Path, having: str = "MMA") -> list[int]:
             lines.append(line)
     for end, line in enumerate(lines):
         start = labels.get((re.findall(r"BRA `\((\.L_\w+)\)", line) or [""])[0], end + 1)
-        if start <= end and re.search(having, "".join(lines[start:end])):
+        if start <= end and "MMA" in "".join(lines[start:end]):
             lengths.append(end + 1 - start)
     return lengths

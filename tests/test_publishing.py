@@ -75,10 +75,11 @@ def test_actions_are_pinned_by_commit(workflow):
     assert len(set(used)) == len({line.partition("@")[0] for line in used})
 
 
-def test_the_suite_runs_on_three_systems():
+def test_the_suite_runs_on_three_systems_and_on_arm():
     text = (ROOT / ".github/workflows/checks.yml").read_text("utf-8")
     tests = text.partition("\n  tests:")[2].partition("\n  versions:")[0]
     assert set(re.findall(r"os: (\w+)-latest", tests)) == {"ubuntu", "macos", "windows"}
+    assert "os: ubuntu-24.04-arm" in tests
 
 
 def test_one_description():

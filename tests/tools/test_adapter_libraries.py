@@ -105,14 +105,6 @@ def test_lycoris_is_refused_on_layers_with_a_similarity(network, x, algorithm):
     assert torch.equal(network(x), y)
 
 
-def test_lycoris_made_before_a_conversion_is_refused_after_it(network):
-    plain = ns.fold(network)
-    adapter = lycoris_of(plain, "lora")
-    ns.convert(plain, "static-full", inplace=True)
-    with pytest.raises(ValueError, match=r"can only be given to LyCORIS after ns\.fold"):
-        adapter.apply_to()
-
-
 def test_what_lycoris_has_is_not_converted_and_gets_no_adapter(network, tmp_path):
     plain = ns.fold(network)
     file = ns.save_adapter(ns.convert(plain, "static-full"), tmp_path / "a")
@@ -181,40 +173,3 @@ def test_pt2e_quantises_folded_networks(network, x):
     assert sum("dequantize" in str(node.target) for node in quantised.graph.nodes) >= 6
     expected = network(x)
     assert (quantised(x) - expected).abs().max() < 0.1 * expected.abs().max()
-
-
-@pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])
-def test_torch_pruning_prunes_around_a_dynamic_m(network, x, similarity):
-    pruning = pytest.importorskip("torch_pruning", reason="in no dependency group")
-    model = ns.convert(ns.fold(network), similarity, "2")
-
-    def prune(*ignored):
-        importance = pruning.importance.MagnitudeImportance()
-        options = {"pruning_ratio": 0.5, "ignored_layers": [model[-1], *ignored]}
-        pruning.pruner.MagnitudePruner(model, x, importance, **options).step()
-
-    filters = model[2].out_channels
-    if similarity == "dynamic-diagonal":
-        with pytest.raises(IndexError):
-            prune()
-    prune(*[m.similarity for m in model.modules() if ns.nn.is_dynamic(m)])
-    assert len(model[2].weight) == filters // 2
-    assert model(x).isfinite().all()
-
-
-def test_thop_and_ptflops_count_folded_networks(network):
-    thop = pytest.importorskip("thop", reason="in no dependency group")
-    ptflops = pytest.importorskip("ptflops", reason="in no dependency group")
-    size = (3, 9, 9)
-
-    def counts(model):
-        options = {"as_strings": False, "print_per_layer_stat": False, "backend": "pytorch"}
-        mine = ptflops.get_model_complexity_info(model, size, **options)[0]
-        return thop.profile(model, (torch.randn(1, *size),), verbose=False)[0], mine
-
-    folded = ns.fold(network)
-    plain = counts(folded)
-    assert counts(ns.fold(ns.convert(folded, "static-full"))) == plain
-    assert all(
-        few < n for few, n in zip(counts(ns.convert(folded, "static-full")), plain, strict=True)
-    )

@@ -525,15 +525,6 @@ def test_the_default_skips_layers_that_compute_their_kernel_and_says_so(backbone
         wrapped(backbone, target_modules=["0", "4"])
 
 
-def test_the_default_on_a_network_that_standardises_its_kernels(caplog):
-    timm = pytest.importorskip("timm")
-    model = timm.create_model("nf_regnet_b0", pretrained=False)
-    model.features = nn.Conv2d(3, 3, 3)
-    found = wrapped(model).base_model.model
-    assert isinstance(found.features, ns.peft.NslLayer)
-    assert "'stem.conv'" in caplog.text
-
-
 def test_peft_is_imported_when_it_is_needed():
     code = """
 import sys

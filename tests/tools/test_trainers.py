@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from moved import train_steps
 from torch import nn
 
 import neural_similarity as ns
@@ -245,7 +244,7 @@ def test_transformers(x, tmp_path, caplog):
     assert ns.max_difference(reloaded, model, x) < 1e-4
 
 
-def of_the_hub():
+def test_strict_loaders_get_m_as_the_warning_says(x, tmp_path, caplog):
     hub = pytest.importorskip("huggingface_hub")
 
     class Network(nn.Module, hub.PyTorchModelHubMixin):
@@ -256,20 +255,8 @@ def of_the_hub():
         def forward(self, x):
             return self.body(x)
 
-    return Network(), Network.from_pretrained
-
-
-def of_smp():
-    smp = pytest.importorskip("segmentation_models_pytorch", reason="in no dependency group")
-    return smp.Unet("resnet18", encoder_weights=None, classes=2), smp.from_pretrained
-
-
-@pytest.mark.parametrize("library", [of_the_hub, of_smp])
-def test_strict_loaders_get_m_as_the_warning_says(library, tmp_path, caplog):
-    backbone, load = library()
-    x = torch.randn(1, 3, 32, 32)
-    model = ns.convert(backbone.eval(), "static-full")
-    nn.init.normal_(next(p for n, p in model.named_parameters() if n.endswith("raw")))
+    load, model = Network.from_pretrained, ns.convert(Network().eval(), "static-full")
+    nn.init.normal_(model.body[0].similarity.raw)
     model.save_pretrained(tmp_path / "whole")
     assert "unless strict=False; ns.load_adapter(of that" in caplog.text
     with pytest.raises(RuntimeError, match=r"similarity\.raw"):
@@ -280,27 +267,6 @@ def test_strict_loaders_get_m_as_the_warning_says(library, tmp_path, caplog):
     folded = ns.fold(model)
     folded.save_pretrained(tmp_path / "folded")
     assert ns.max_difference(load(tmp_path / "folded", strict=True).eval(), folded, x) == 0
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-def test_ultralytics(tmp_path):
-    """A network from YAML trains in one's own loop and folds; its trainer would rebuild it."""
-    nets = pytest.importorskip("ultralytics.nn.tasks", reason="AGPL, in no dependency group")
-    torch.use_deterministic_algorithms(False)
-    backbone = nets.ClassificationModel("yolov8n-cls.yaml", nc=3, verbose=False).eval()
-    model = ns.freeze_backbone(ns.convert(backbone, "static-full"), train="model.9.linear")
-    x = torch.randn(2, 3, 64, 64)
-    y = train_steps(model, x)(x)[0]
-    file = ns.save_adapter(model, tmp_path / "a")
-    assert (ns.load_adapter(backbone, file)(x)[0] - y).abs().max() == 0
-    folded = ns.fold(model)
-    assert (folded(x)[0] - y).abs().max() < 1e-4
-    assert (folded.fuse(verbose=False)(x)[0] - y).abs().max() < 1e-3
-    # What its trainer does: a network of the YAML file alone, with the weights whose names it has.
-    rebuilt = nets.ClassificationModel("yolov8n-cls.yaml", nc=3, verbose=False)
-    rebuilt.load(model)
-    assert not any(isinstance(part, ns.nn.SimilarityLayer) for part in rebuilt.modules())
 
 
 @pytest.mark.slow
