@@ -8,13 +8,13 @@ import pytest
 import torch
 from kernel_laws import CASES, KINDS, LARGE, Case, auto_backend, check
 from on_gpu import on_gpu
-from pointwise_laws import LAWS, MAPS, check_second_derivatives, norms
+from pointwise_laws import LAWS, MAPS, check_second_derivatives
 from problems import Problem
 from processes import run_tests
 
 from benchmarks.compare import without_tf32
 from neural_similarity.nn import Conv2d
-from neural_similarity.ops import declines, pointwise, triton
+from neural_similarity.ops import declines, triton
 
 X = torch.zeros(1, 2, 4, 4)
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -215,41 +215,6 @@ def test_pointwise_parts_on_a_gpu(law, maps, dtype):
 @gpu
 def test_second_derivatives_of_pointwise_parts_on_a_gpu():
     check_second_derivatives("cuda")
-
-
-class TorchForKernels:
-    """The kernels of a predictor's pointwise parts by torch, their gradients by its autograd."""
-
-    def patch_factors(self, x, window, eps, factor):
-        return norms(x, window, eps, factor).reshape(len(x), 1, *x.shape[2:])
-
-    def scale_maps(self, y, factors, rectified):
-        return (y * factors).relu() if rectified else y * factors
-
-    def apply_gain(self, raw, gain, _every):
-        return raw * gain.view(-1, 1, 1) + 1
-
-    def patch_factors_gradient(self, grad, x, _factors, window, factor):
-        return gradients(lambda x: self.patch_factors(x, window, 0.1, factor), grad, x)[0]
-
-    def scaled_gradient(self, grad, z, factors, rectified):
-        y = z / factors if rectified else z
-        return gradients(lambda *given: self.scale_maps(*given, rectified), grad, y, factors)
-
-    def gained_gradient(self, grad, raw, gain):
-        return gradients(lambda *given: self.apply_gain(*given, 1), grad, raw, gain)
-
-
-@torch.enable_grad()
-def gradients(function, grad, *operands):
-    operands = [operand.detach().requires_grad_() for operand in operands]
-    return torch.autograd.grad(function(*operands), operands, grad)
-
-
-def test_second_derivatives_of_pointwise_parts_follow_from_the_first(monkeypatch):
-    monkeypatch.setattr(pointwise, "takes_maps", lambda _: True)
-    monkeypatch.setattr(pointwise, "implementation", lambda *_: TorchForKernels())
-    check_second_derivatives("cpu")
 
 
 @gpu

@@ -69,19 +69,6 @@ def test_two_that_begin_at_once_decode_once(tmp_path):
     assert not counts
 
 
-def test_a_file_that_changed_at_equal_size_is_decoded_anew(tmp_path):
-    write_folders(tmp_path)
-    path = tmp_path / "test" / "dog" / "2.bmp"
-    picture(path, 98)
-    os.utime(path, ns=(0, 0))
-    size, before = path.stat().st_size, load_split("classes", tmp_path, image_size=6)
-    expected = picture(path, 99)
-    assert path.stat().st_size == size
-    after = load_split("classes", tmp_path, image_size=6)
-    assert np.array_equal(after.test.pixels[2].numpy(), expected)
-    assert after.digest != before.digest
-
-
 def test_the_digest_tells_which_class_has_which_images(tmp_path):
     """The same pictures under other names, or one of them in another class."""
     digests = set()

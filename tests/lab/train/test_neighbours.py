@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from kills import Killed, assert_same, killed_after, outcome
 from lab.train.test_checkpoint import advance, make_state
 from neighbours import GONE, KINDS, NAMES, Neighbours
@@ -25,7 +24,6 @@ from tiny_results import tiny_table as tiny_table
 from neural_similarity.lab import data, session
 from neural_similarity.lab.folders import locked_folder, remove_folder
 from neural_similarity.lab.recipes import RECIPES
-from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations
 from neural_similarity.lab.train import RunError, checkpoint
 from neural_similarity.lab.train.checkpoint import (
@@ -188,25 +186,6 @@ def test_a_few_shot_run_and_its_evaluations_touch_no_neighbour(neighbours, tmp_p
     page = tmp_path / "page.html"
     nsim(f"report {out} --out {page}")
     assert page.read_text().count(" ± ") == 2
-    neighbours.assert_untouched()
-
-
-@most_kinds
-@pytest.mark.usefixtures("tiny")
-def test_an_adaptation_touches_no_neighbour(neighbours, tmp_path, nsim):
-    start = session.train(replace(TINY, similarity=None), out=tmp_path / "start", device="cpu")
-    out, settings = tmp_path / "run", {"steps": 4, "drops": (), "checkpoint_every": 1}
-    settings |= {"dataset": "embedded", "train": "M", "precision": "fp32"}
-    recipe = AdaptationRecipe(backbone=str(start.path), **settings)
-    whole = session.train(recipe, out=tmp_path / "whole", device="cpu")
-    killed_after(4, lambda: session.train(recipe, out=out, device="cpu"))
-    places = (out, out / "checkpoints", start.path, start.checkpoints)
-    neighbours.add(*places, likeness=start.checkpoints)
-    run = session.resume(out, device="cpu")
-    neighbours.add(*places)
-    nsim(f"evaluate {out} --device cpu")
-    weights, expected = (session.load(each).state_dict() for each in (run, whole))
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
     neighbours.assert_untouched()
 
 

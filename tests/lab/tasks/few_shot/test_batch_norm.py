@@ -5,7 +5,6 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
-from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -97,43 +96,6 @@ def test_what_is_differentiated_twice_is_precise_for_large_maps():
         results.append([y, *first, second])
     for ours, exact in zip(*results, strict=True):
         assert (ours - exact).norm() < 3e-6 * exact.norm()
-
-
-def task(norm):
-    """One step of MAML on the weight and bias of a normalisation, as a function of a kernel."""
-
-    def loss(kernel, weight, bias, support, query):
-        def inner(weight, bias):
-            return head(F.conv2d(support, kernel), weight, bias).square().sum()
-
-        changes = grad(inner, (0, 1))(weight, bias)
-        weight, bias = weight - 0.5 * changes[0], bias - 0.5 * changes[1]
-        return head(F.conv2d(query, kernel), weight, bias).sin().sum()
-
-    def head(x, weight, bias):
-        y = torch.func.functional_call(norm, {"weight": weight, "bias": bias}, (x,))
-        return y.tanh().mean((0, 2, 3)) * torch.arange(1, 4)
-
-    return loss
-
-
-@pytest.mark.parametrize("statistics", ["running", "transductive"])
-def test_vmap_over_adapted_normalisation_is_the_loop_and_finite_differences(statistics):
-    norm = layer(statistics)
-    support, query = torch.randn(2, 3, 4, 2, 5, 5, **DOUBLE)
-    kernel = torch.randn(3, 2, 3, 3, **DOUBLE).requires_grad_()
-    fixed = norm.weight.detach(), norm.bias.detach()
-
-    def loop(kernel):
-        return sum(task(norm)(kernel, *fixed, s, q) for s, q in zip(support, query, strict=True))
-
-    batched = vmap(task(norm), (None, None, None, 0, 0))(kernel, *fixed, support, query).sum()
-    found = torch.autograd.grad(batched, kernel)[0]
-    assert_close(found, torch.autograd.grad(loop(kernel), kernel)[0])
-    direction, step = torch.randn_like(kernel), 1e-6
-    with torch.no_grad():
-        rise = loop(kernel + step * direction) - loop(kernel - step * direction)
-    assert_close((found * direction).sum(), rise / (2 * step), rtol=1e-6, atol=0)
 
 
 NETWORKS = {

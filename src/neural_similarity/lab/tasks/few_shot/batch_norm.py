@@ -57,10 +57,8 @@ class _Explicit(_BatchNorm):
     def _by_first(self, x: Tensor, count: int) -> Tensor:
         """Normalise by the statistics of the first `count` inputs, through which gradients flow."""
         # In channels-last torch's fused kernel (2.15) is off by 2e-5 for 25 maps of 84 pixels,
-        # which MAML amplifies to percents of the gradient. Its second derivative under vmap is
-        # wrong where the weight depends on the batch, as it does after a step of MAML.
-        exact = _TWICE.get() or torch._C._are_functorch_transforms_active()
-        if count == len(x) and not exact:
+        # which MAML amplifies to percents of the gradient.
+        if count == len(x) and not _TWICE.get():
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         return _normalise_batch(x, count, self.weight, self.bias, self.eps)
 
@@ -81,7 +79,7 @@ class BatchNorm2d(_Explicit, nn.BatchNorm2d):
     statistics never change. `set_statistics` turns torch's layers into these.
 
     Cost: torch's fused kernel, but two passes in primitive operations for queries batched with
-    their support set, for what is differentiated twice and inside transforms of `torch.func`.
+    their support set and for what is differentiated twice.
 
     Shape:
         (n, c, height, width) to the same.
