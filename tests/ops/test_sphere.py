@@ -1,6 +1,7 @@
 """Hyperspherical convolution, the patch norm and a predictor's pointwise parts, by definition."""
 
 from functools import partial
+from inspect import getmembers, isfunction
 from math import pi, tanh
 from types import SimpleNamespace
 
@@ -142,9 +143,9 @@ def test_norms_are_wide_under_autocast(maps):
 
 def test_second_derivatives_of_pointwise_parts(monkeypatch):
     """Of kernels, which have no derivatives of their own."""
-    known = vars(pointwise_torch).items()
-    functions = {name: torch.no_grad()(value) for name, value in known if callable(value)}
-    monkeypatch.setattr(pointwise, "implementation", lambda *_: SimpleNamespace(**functions))
+    functions = dict(getmembers(pointwise_torch, isfunction))
+    kernels = {name: torch.no_grad()(function) for name, function in functions.items()}
+    monkeypatch.setattr(pointwise, "implementation", lambda *_: SimpleNamespace(**kernels))
     check_second_derivatives("cpu")
 
 
