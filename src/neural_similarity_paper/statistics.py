@@ -4,7 +4,7 @@ Differences are paired by seed, test image or task, because both networks see th
 makes both worse cancels.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from math import sqrt
 from statistics import NormalDist, fmean, stdev, variance
 
@@ -139,13 +139,21 @@ def _crossed_interval(arms: Sequence[Tensor], by_image: Tensor, least: int = 2) 
     return _student_interval(mean, sqrt(total), freedom)
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """P-values adjusted by Holm: any true zero is below a level with that chance at most."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    adjusted, least = [0.0] * len(values), 0.0
-    for rank, at in enumerate(order):
-        least = max(least, min(1.0, (len(values) - rank) * values[at]))
-        adjusted[at] = least
+def holm(values: Sequence[float], families: Iterable[Hashable] | None = None) -> list[float]:
+    """P-values adjusted by Holm: any true zero is below a level with that chance at most.
+
+    Args:
+        values: p-values.
+        families: of each value the family that it is adjusted in; by default all are of one.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for at, family in enumerate([None] * len(values) if families is None else families):
+        members.setdefault(family, []).append(at)
+    adjusted = [0.0] * len(values)
+    for places in members.values():
+        least = 0.0
+        for rank, at in enumerate(sorted(places, key=values.__getitem__)):
+            least = adjusted[at] = max(least, min(1.0, (len(places) - rank) * values[at]))
     return adjusted
 
 

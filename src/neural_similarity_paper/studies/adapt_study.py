@@ -217,14 +217,17 @@ class Study:
             ValueError: a file is damaged.
         """
         reports = [report for cell in self.cells if (report := self._read_cell(results, cell))]
-        for at, pairs in product(range(len(self.columns)), (False, True)):
-            families = [
-                [(r.leads[at], way) for way in r.leads[at] if bool(self.ways[way].alone) == pairs]
-                for r in reports
-            ]
-            for family in families:
-                _adjust("p", family)
-            _adjust("p_all", [*chain.from_iterable(families)])
+        places = [
+            (leads, way, (at, bool(self.ways[way].alone), report.cell.name))
+            for report in reports
+            for at, leads in enumerate(report.leads)
+            for way in leads
+        ]
+        values = [leads[way].interval.p or 0.0 for leads, way, _ in places]
+        in_cell = holm(values, [family for *_, family in places])
+        over_all = holm(values, [family[:2] for *_, family in places])
+        for (leads, way, _), p, p_all in zip(places, in_cell, over_all, strict=True):
+            leads[way] = leads[way]._replace(p=p, p_all=p_all)
         return reports
 
     def _read_cell(self, results: Path, cell: Cell) -> CellReport | None:
@@ -282,13 +285,6 @@ class Study:
             w: (w, a) if (a := self.ways[w].alone) else (ours, w) for w in correct if w != ours
         }
         return {w: Lead(lead_of(correct[a], correct[b], scale)) for w, (a, b) in pairs.items()}
-
-
-def _adjust(field: str, family: Sequence[tuple[dict[str, Lead], str]]) -> None:
-    """Set a p-value of leads, adjusted by Holm for all of the family."""
-    adjusted = holm([leads[way].interval.p or 0.0 for leads, way in family])
-    for (leads, way), p in zip(family, adjusted, strict=True):
-        leads[way] = leads[way]._replace(**{field: p})
 
 
 def lead_of(ours: Tensor, theirs: Tensor, scale: float = 100.0) -> Interval:

@@ -18,10 +18,9 @@ from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.tasks.baselines import merge_baselines
 from neural_similarity.lab.tasks.classification import BY_CLASS
 from neural_similarity.lab.tasks.few_shot.evaluation import (
-    EVALUATIONS,
+    EVALUATION_NAME,
     Evaluation,
     evaluation_name,
-    is_evaluation,
     read_evaluations,
 )
 from neural_similarity.lab.tasks.few_shot.methods import METHODS
@@ -31,13 +30,12 @@ from neural_similarity.lab.tasks.few_shot.tasks import TaskSizes
 from neural_similarity.lab.train import Run, TrainingRecipe, unpack_correct
 from neural_similarity.lab.train.files import check_fields
 from neural_similarity.lab.train.journal import read_lines
-from neural_similarity.lab.train.run import SUMMARY, checkpoint_facts, load_network, read_facts
+from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
 from neural_similarity.lab.train.statistics import Interval, by_task
 from neural_similarity_paper.learned import learned
 from neural_similarity_paper.statistics import by_image
 from neural_similarity_paper.tables.rows import Row
 
-SEED_NAME = re.compile(r"-?[0-9]+")
 LOSS_RISE = 1.5
 """A training that diverged ends at least at so many times its least loss, or not at a number."""
 CHANCES = 2, 3
@@ -131,10 +129,8 @@ class Wanted:
     run: Key
     stem: str
     """The name of its file, without .json."""
-    product: str = SUMMARY
-    """The file in the run folder whose presence means that the run can be recorded."""
     options: tuple[str, ...] | None = None
-    """Options of `nsim evaluate`, which makes that file; None if training makes it."""
+    """Options of `nsim evaluate`, which writes that file; None where nothing is evaluated."""
 
 
 class RunRecords:
@@ -142,6 +138,8 @@ class RunRecords:
 
     folder: ClassVar[str] = ""
     """Folder of the records, inside the folder of all results."""
+    stems: ClassVar[re.Pattern[str]] = re.compile(r"-?[0-9]+")
+    """Names of their files, without .json; files of other names are the user's."""
     columns: ClassVar[Mapping[str, Callable[[Sequence[Record]], str]]] = {}
     """The columns of a table, by heading, for records that differ in their seed alone; empty for
     image classification."""
@@ -164,10 +162,6 @@ class RunRecords:
             "correct": correct,
         }
         return {f"{run.recipe.seed}": outcome}
-
-    def is_record(self, path: Path) -> bool:
-        """Whether a file in a folder of records is named like one; other files are the user's."""
-        return SEED_NAME.fullmatch(path.stem) is not None
 
     def read_outcome(self, content: dict[str, Any], recipe: TrainingRecipe) -> dict[str, Any]:
         """The outcome that `outcomes_of` gave: the first fields of `Record`."""
@@ -225,7 +219,7 @@ def _seeds_text(records: Sequence[Record]) -> str:
 class EvaluationRecords(RunRecords):
     """Records of few-shot runs, one for each evaluation."""
 
-    folder = "fewshot"
+    folder, stems = "fewshot", EVALUATION_NAME
     columns: ClassVar = {
         "parameters": lambda records: f"{records[0].summary['parameters'] / 1e3:,.1f} k",
         "trained on": lambda records: _classes(records[0]),
@@ -251,7 +245,7 @@ class EvaluationRecords(RunRecords):
         for train_on in get_args(Classes)[: 1 if kind.fixed_ways else None]:
             stem = evaluation_name((row.method, train_on, kind.statistics, seed), sizes, facts)
             run = Key(row.recipe, seed, retrained=train_on != "train")
-            yield Wanted(run, stem, f"{EVALUATIONS}/{stem}.json", words)
+            yield Wanted(run, stem, words)
 
     def outcomes_of(self, run: FewShotRun) -> dict[str, dict[str, Any]]:
         evaluations = read_evaluations(run)
@@ -262,9 +256,6 @@ class EvaluationRecords(RunRecords):
             each.file_name(recipe.train_on, recipe.seed): {"training": training} | each.to_json()
             for each in evaluations
         }
-
-    def is_record(self, path: Path) -> bool:
-        return is_evaluation(path)
 
     def read_outcome(self, content: dict[str, Any], recipe: TrainingRecipe) -> dict[str, Any]:
         """The number of correct queries of each task."""

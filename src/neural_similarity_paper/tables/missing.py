@@ -11,6 +11,7 @@ from statistics import median
 
 from neural_similarity.lab.recipes import RECIPES, STARTS
 from neural_similarity.lab.session import open_run
+from neural_similarity.lab.tasks.few_shot.evaluation import EVALUATIONS
 from neural_similarity.lab.train import Run, RunError
 from neural_similarity.lab.train.recipe import scale_recipe
 from neural_similarity.lab.train.run import ENVIRONMENT, read_facts
@@ -151,7 +152,8 @@ def _remaining_commands(key: Key, wanted: list[Wanted], scope: Scope) -> list[li
         if not run.summary.exists():
             commands.append(["train", "--resume", f"{folder}", *scope.place_options])
     for record in wanted:
-        if record.options is not None and not (folder / record.product).exists():
+        evaluation = folder / EVALUATIONS / f"{record.stem}.json"
+        if record.options is not None and not evaluation.exists():
             commands.append(["evaluate", f"{folder}", *record.options, *scope.place_options])
     if wanted:
         commands.append(["record", f"{folder}", "--results", f"{scope.results}"])

@@ -176,8 +176,8 @@ def record_files(folder: Path, name: str) -> list[Path]:
     """The records of a recipe in a folder, in the order of their names; others are a user's."""
     if name not in RECIPES:
         return []
-    is_record = kind_of(RECIPES[name]).is_record
-    return [path for path in sorted(folder.glob("*.json")) if is_record(path)]
+    stems = kind_of(RECIPES[name]).stems
+    return [path for path in sorted(folder.glob("*.json")) if stems.fullmatch(path.stem)]
 
 
 def write_records(run: Run, results: Path) -> list[Path]:

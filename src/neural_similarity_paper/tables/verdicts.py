@@ -84,13 +84,10 @@ def _adjusted_values(
 ) -> list[Adjusted | None]:
     """P-values adjusted among those of their table, and of the page; None where there is none."""
     known = {at: p for at, p in enumerate(values) if p is not None}
-    fdr = dict(zip(known, benjamini_hochberg(list(known.values())), strict=True))
-    results: list[Adjusted | None] = [None] * len(values)
-    for table in {tables[at] for at in known}:
-        members = [at for at in known if tables[at] == table]
-        for at, adjusted in zip(members, holm([known[at] for at in members]), strict=True):
-            results[at] = Adjusted(known[at], adjusted, fdr[at])
-    return results
+    p = list(known.values())
+    adjusted = map(Adjusted, p, holm(p, [tables[at] for at in known]), benjamini_hochberg(p))
+    by_place = dict(zip(known, adjusted, strict=True))
+    return [by_place.get(at) for at in range(len(values))]
 
 
 def _status(comparison: Comparison, seeds: Adjusted | None, images: Adjusted | None) -> str:
