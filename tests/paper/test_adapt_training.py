@@ -15,6 +15,7 @@ from neural_similarity.lab.train import unpack_correct
 from neural_similarity_paper.corruption import CORRUPTIONS
 from neural_similarity_paper.studies import adapt_map, adapt_training, adapt_unlabelled, trials
 from neural_similarity_paper.studies.adapt_map import MAP, map_cell, trial_recipe
+from neural_similarity_paper.studies.adapt_training import MemoryRun
 from neural_similarity_paper.studies.adapt_unlabelled import (
     KNOWN,
     KNOWN_CHANGES,
@@ -87,14 +88,14 @@ def test_no_image_that_is_scored_gives_labels_or_rates(tiny_map):
 def start(way, rates=(0.05,), **fields):
     """A way's run on the tiny images, before its first step."""
     recipe = replace(trial_recipe(Trial(way, rates, "rotation-30", 3), 2), **fields)
-    return adapt_training.start_run(recipe, coloured_dataset(), "")
+    return MemoryRun.start(recipe, coloured_dataset(), "")
 
 
 @pytest.mark.parametrize("way", ["full", "full-default", "norm", "nothing"])
 def test_a_run_is_that_of_nsim_train_adapt(tiny_map, passes, way):
     rate = 0.0 if way == "full-default" else 0.05
     recipe = trial_recipe(Trial(way, (rate,), "rotation-30", 3), 2)
-    found = adapt_training.run_in_memory(recipe, (rate,), coloured_dataset(), tiny_map)
+    found = MemoryRun.start(recipe, coloured_dataset(), tiny_map).train((rate,))
     recipe = replace(recipe, lr=rate or (0.0 if way == "full-default" else 1.0))
     run = session.train(recipe, out=tiny_map / "run", data_root=tiny_map, device="cpu")
     summary = read_json(run.summary)
@@ -134,30 +135,30 @@ def test_groups_have_their_rates_and_nothing_else_moves(way):
     """A group at rate 0 stays; by curvature each has the rate that it has alone."""
     memory = start(way)
     network = memory.network
-    parts = adapt_training.parameter_parts(network, new_head=False)
+    parts = memory.parameter_parts
     assert [sum(p.numel() for p in part) for part in parts] == GROUPS[way]
     before = {name: t.clone() for name, t in network.state_dict().items()}
     rates = [*[0.0] * (len(parts) - 1), 0.05]
-    adapt_training.fit_groups(memory, rates, range(2))
+    memory.fit_parts(rates, range(2))
     moved = {n for n, p in network.named_parameters() if not torch.equal(p, before[n])}
     trained = {n for n, p in network.named_parameters() if any(p is own for own in parts[-1])}
     assert moved
     assert moved <= trained
-    used = adapt_training.fit_groups(start(way), (0.0,), range(1))
+    used = start(way).fit_parts((0.0,), range(1))
     assert all(rate > 0 for rate in used)
     if way == "full-norm":
-        alone = [adapt_training.fit_groups(start(w), (0.0,), range(1)) for w in ("full", "norm")]
+        alone = [start(w).fit_parts((0.0,), range(1)) for w in ("full", "norm")]
         assert used == alone[0] + alone[1]
 
 
 def test_then_all_trains_m_folds_it_and_trains_the_kernels(tiny_map, monkeypatch):
-    networks, fit = [], adapt_training.fit_groups
+    networks, fit = [], MemoryRun.fit_parts
 
-    def fit_groups(memory, rates, steps):
+    def fit_parts(memory, rates, steps):
         networks.append((memory.network, [*steps], list(rates)))
         return fit(memory, rates, steps)
 
-    monkeypatch.setattr(adapt_training, "fit_groups", fit_groups)
+    monkeypatch.setattr(MemoryRun, "fit_parts", fit_parts)
     trial = Trial("full-then-all", (0.05, 0.01), "rotation-30", 1)
     facts = adapt_map.run_map_trial(trial, tiny_map, False, 2, "new")
     (first, *one), (second, *two) = networks
@@ -220,13 +221,13 @@ def test_streams_by_class_have_the_same_images_class_by_class():
 
 def started_networks(monkeypatch):
     """The runs that begin, as they come."""
-    runs, begin = [], adapt_unlabelled.start_run
+    runs, begin = [], MemoryRun.start
 
     def keep(*given):
         runs.append(begin(*given))
         return runs[-1]
 
-    monkeypatch.setattr(adapt_unlabelled, "start_run", keep)
+    monkeypatch.setattr(MemoryRun, "start", keep)
     return runs, begin
 
 

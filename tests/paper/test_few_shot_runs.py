@@ -20,6 +20,8 @@ from neural_similarity.lab.train.checkpoint import weights_digest
 from neural_similarity.lab.train.run import find_checkpoint, usual_checkpoint
 from neural_similarity.nn import Diagonal, Static
 from neural_similarity_paper.tables import TABLES, Scope, kinds, missing_lines, wanted_records
+from neural_similarity_paper.tables.kinds import Key
+from neural_similarity_paper.tables.missing import require_same_run
 from neural_similarity_paper.tables.records import overridden_fields
 from neural_similarity_paper.tables.rows import Panel, Row, Table
 
@@ -72,20 +74,6 @@ def records(folder):
     return {str(path.relative_to(results)): path for path in results.rglob("*.json")}
 
 
-@pytest.mark.long
-def test_every_row_is_trained_on_its_classes_evaluated_and_recorded(done):
-    methods = {"mini-tadam": ["tadam"], "mini-cnn4": ["fine-tuning", "nearest-neighbour"]}
-    names = {
-        f"{name}/1/{method}.{classes}.2w2s3q.test-5-0.running.4.json"
-        for name, own in methods.items()
-        for method in own
-        for classes in ("train", "train+val")
-    }
-    alone = {"mini-anil": "anil", "mini-meta-static": "meta-nsn"}
-    names |= {f"{n}/1/{m}.train.2w2s3q.test-5-0.support.4.json" for n, m in alone.items()}
-    assert set(records(done)) == names
-
-
 def test_runs_start_from_those_on_the_same_classes(done):
     """Records name no folder of the machine."""
     for suffix, classes in (("", "train"), ("-all", "train+val")):
@@ -115,8 +103,14 @@ def refuse(*_, **__):
     raise AssertionError("done again")
 
 
-def test_nothing_is_done_again(done, monkeypatch, capsys):
+def test_every_row_has_its_records_and_nothing_is_done_again(done, monkeypatch, capsys):
     """What was evaluated is recorded without the data, too."""
+    trained = ("mini-tadam/1/tadam", "mini-cnn4/1/fine-tuning", "mini-cnn4/1/nearest-neighbour")
+    names = [f"{name}.{classes}" for name in trained for classes in ("train", "train+val")]
+    names = [f"{name}.2w2s3q.test-5-0.running.4.json" for name in names]
+    for name in ("mini-anil/1/anil", "mini-meta-static/1/meta-nsn"):
+        names.append(f"{name}.train.2w2s3q.test-5-0.support.4.json")
+    assert set(records(done)) == set(names)
     for place, name in ((session, "train"), (Evaluator, "__call__"), (data, "load_split")):
         monkeypatch.setattr(place, name, refuse)
     assert reproduce(done) == 0
@@ -183,35 +177,12 @@ def test_lines_are_of_the_trainings_that_are_missing(done, tmp_path):
     assert trainings(wanted[:1], scope) == {"mini-tadam-1-seed4": 1}
 
 
-def test_another_run_in_the_folder_is_refused(done, tmp_path, capsys):
+def test_another_run_in_the_folder_is_refused(done):
     """Not on validation classes, as the folder says."""
-    other = done / "runs/mini-cnn4-1-seed4"
-    shutil.copytree(other, tmp_path / "runs/mini-cnn4-1-seed4-all")
-    assert reproduce(tmp_path, "--only", "mini-cnn4") == 1
-    told = " ".join(capsys.readouterr().err.split())
-    assert "holds another run than mini-cnn4 with seed 4 at budget 1" in told
-    assert "it differs in whether it is retrained" in told
-
-
-@pytest.mark.long
-def test_what_fails_keeps_nothing_else_from_being_done(tmp_path, monkeypatch, capsys):
-    """A training is tried once; the lines that wait for it fail with it."""
-    real, raised = session.train, []
-
-    def sometimes(*args, **options):
-        if options["name"] != "mini-cnn4":
-            return real(*args, **options)
-        raised.append(args)
-        raise RunError("not today")
-
-    monkeypatch.setattr(session, "train", sometimes)
-    assert reproduce(tmp_path, "--only", "mini-cnn4,mini-meta*,mini-anil") == 1
-    assert [name.split(".")[0] for name in records(tmp_path)] == ["mini-anil/1/anil"]
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("nsim: ")]
-    assert len(raised) == 1
-    assert told.pop(0) == "nsim: not today"
-    assert len(told) == 3
-    assert all("nsim train ended with 1" in line for line in told)
+    run = session.open_run(done / "runs/mini-cnn4-1-seed4")
+    told = "holds another run .* at budget 1: it differs in whether it is retrained;"
+    with pytest.raises(RunError, match=told):
+        require_same_run(run, Key("mini-cnn4", 4, retrained=True), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,12 @@ def test_records_tell_the_start_and_no_path_of_the_machine(path):
     assert len(record.start["weights"]) == 64
     assert str(path) not in record.path.read_text()
     assert reproduce(path, "--only", ALL, "--print") == 0
+    for change in ({}, {"seed": 4}, {"budget": 0.5}, {"recipe": PLAIN}):
+        changed = changed_fields(ALL, 1.0, record.recipe, record.start | change)
+        assert changed == ["start"] * bool(change)
 
 
-def test_a_path_by_way_of_another_recipe_has_no_record(path, tmp_path):
+def test_a_path_by_way_of_another_recipe_or_data_has_no_record(path, tmp_path):
     file = run_of(path, ALL).path / "environment.json"
     before = file.read_text()
     edit(file, "start", "start", "config", lr=0.5)
@@ -92,6 +95,8 @@ def test_a_path_by_way_of_another_recipe_has_no_record(path, tmp_path):
     finally:
         file.write_text(before)
     assert records.overridden_fields(run_of(path, ALL)) == []
+    on_other_data = replace(run_of(path, ALL), digest="of other data")
+    assert records.overridden_fields(on_other_data) == ["start"]
 
 
 def test_another_similarity_takes_the_folded_network(path):
@@ -106,19 +111,6 @@ def test_another_similarity_takes_the_folded_network(path):
     before = session.load(run_of(path, ALONE)).double()
     begun = replace(run, recipe=other).begin_network().double().eval()
     assert torch.allclose(begun(images.double()), before(images.double()), atol=1e-5)
-
-
-@pytest.mark.parametrize("change", [{"seed": 4}, {"budget": 0.5}, {"recipe": PLAIN}])
-def test_another_start_is_another_run(path, change):
-    recipe = run_of(path, ALL).recipe
-    start = {"recipe": ALONE, "seed": 3, "budget": 1.0}
-    assert changed_fields(ALL, 1.0, recipe, start) == []
-    assert changed_fields(ALL, 1.0, recipe, start | change) == ["start"]
-
-
-def test_a_start_on_other_data_has_no_record(path):
-    run = replace(run_of(path, ALL), digest="of other data")
-    assert records.overridden_fields(run) == ["start"]
 
 
 def test_a_named_path_needs_its_backbone(path, capsys):

@@ -1,6 +1,5 @@
 """What a table lacks, as commands in stages; running, resuming and never repeating them."""
 
-import itertools
 import shlex
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from kills import killed_after
+from launches import Ended
 from launches import launched as launched
 from tiny_results import PLAIN, STATIC, TINY_TABLE, lines_of, timeless, write_by_hand
 from tiny_results import tiny_table as tiny_table
@@ -55,59 +55,40 @@ def trainings(launched):
     return [words[:2] for words in launched if words[0] == "train"]
 
 
-@pytest.mark.long
-def test_everything_is_run_recorded_and_never_repeated(tmp_path, launched, capsys):
+def test_everything_is_run_once_and_a_lost_record_is_made_again(tmp_path, launched, capsys):
+    """From its run folder, or where that is gone by running that one again."""
     assert reproduce(tmp_path, "--seeds", "1,2") == 0
     told = capsys.readouterr()
     assert "A tiny table, budget 1: 4 of 4 records missing" in told.err
     assert "nsim table tiny --budget 1 shows the table" in told.out
-    names = itertools.product((PLAIN, STATIC), ("1.json", "2.json"))
-    assert records(tmp_path) == [tmp_path / "results" / a / "1" / b for a, b in names]
     assert trainings(launched) == [["train", n] for n in (PLAIN, STATIC) * 2]
-    before = [path.read_bytes() for path in records(tmp_path)]
-    launched.clear()
-    assert reproduce(tmp_path, "--seeds", "1,2") == 0
-    assert "0 of 4 records missing" in capsys.readouterr().err
-    assert launched == []
-    assert [path.read_bytes() for path in records(tmp_path)] == before
-    assert reproduce(tmp_path, "--seeds", "1,2,3", "--only", PLAIN) == 0
-    (words,) = (words for words in launched if words[0] == "train")
-    assert words[words.index("--seed") + 1] == "3"
-
-
-def test_deleting_one_record_writes_it_from_its_run_or_reruns_that_one(tmp_path, launched):
-    assert reproduce(tmp_path, "--seeds", "1") == 0
     before = {path: timeless(path) for path in records(tmp_path)}
-    gone = tmp_path / "results" / STATIC / "1" / "1.json"
-    for words in (["record"], ["train", "record"]):
+    names = [tmp_path / f"results/{n}/1/{seed}.json" for n in (PLAIN, STATIC) for seed in (1, 2)]
+    assert [*before] == names
+    for words in ([], ["record"], ["train", "record"]):
         launched.clear()
-        gone.unlink()
-        assert reproduce(tmp_path, "--seeds", "1") == 0
+        assert reproduce(tmp_path, "--seeds", "1,2") == 0
+        assert f"{bool(words):d} of 4 records missing" in capsys.readouterr().err
         assert [own[0] for own in launched] == words
         assert {path: timeless(path) for path in records(tmp_path)} == before
-        (tmp_path / "runs").rename(tmp_path / words[0])  # As in a fresh clone.
-    assert launched[0][1] == STATIC
+        names[0].unlink()
+        if words:
+            (tmp_path / "runs").rename(tmp_path / words[0])  # As in a fresh clone.
+    words = launched[0]
+    assert (words[1], words[words.index("--seed") + 1]) == (PLAIN, "1")
 
 
-def test_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path, launched):
+@pytest.mark.parametrize("steps", [1, 5], ids=["before its first checkpoint", "later"])
+def test_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path, launched, steps):
     assert reproduce(tmp_path / "whole", "--seeds", "1") == 0
     folder = tmp_path / "runs" / "tiny-static-1-seed1"
     recipe = replace(RECIPES[STATIC], seed=1, threads=1)
-    killed_after(5, lambda: train(recipe, out=folder, name=STATIC, device="cpu"))
+    killed_after(steps, lambda: train(recipe, out=folder, name=STATIC, device="cpu"))
     launched.clear()
     assert reproduce(tmp_path, "--seeds", "1", "--only", STATIC) == 0
     assert launched[0][:3] == ["train", "--resume", str(folder)]
     path = Path("results") / STATIC / "1" / "1.json"
     assert timeless(tmp_path / path) == timeless(tmp_path / "whole" / path)
-
-
-@pytest.mark.usefixtures("launched")
-def test_run_interrupted_before_its_first_checkpoint_begins_again(tmp_path):
-    folder = tmp_path / "runs" / "tiny-plain-1-seed1"
-    recipe = replace(RECIPES[PLAIN], seed=1)
-    killed_after(1, lambda: train(recipe, out=folder, name=PLAIN, device="cpu"))
-    assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
-    assert len(records(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -133,21 +114,32 @@ def test_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, caps
 
 
 def test_a_log_that_cannot_be_written_fails_its_line_alone(tmp_path, launched):
-    """As where a folder, a link or too long a name is in its place."""
-    lines = lines_of(tmp_path, seeds=(1,), device="cpu")
+    """As where a folder is in its place; what another command recorded meanwhile is not made."""
+    lines = lines_of(tmp_path, seeds=(1, 2), device="cpu")
     log = lines[0].folder.with_name(f"{lines[0].folder.name}.log")
     log.mkdir(parents=True)
+    assert reproduce(tmp_path, "--seeds", "2", "--only", PLAIN) == 0
+    launched.clear()
     failed, _ = run_lines(lines, 2)
     assert failed == {lines[0].run: f"{log} must be a regular file or not exist, got a folder"}
-    assert trainings(launched) == [["train", STATIC]]
+    assert sorted(trainings(launched)) == [["train", STATIC]] * 2
 
 
-def test_what_another_command_recorded_meanwhile_is_not_made_again(tmp_path, launched):
-    lines = lines_of(tmp_path, seeds=(1,), device="cpu")
-    assert reproduce(tmp_path, "--seeds", "1", "--only", PLAIN) == 0
-    launched.clear()
-    assert run_lines(lines, 1) == ({}, None)
-    assert trainings(launched) == [["train", STATIC]]
+def test_a_line_that_waits_for_one_that_fails_fails_with_it(tmp_path, monkeypatch):
+    """Each is tried once, and the others are run."""
+    monkeypatch.setitem(STARTS, STATIC, PLAIN)
+    monkeypatch.setattr("tiny_images.Recipe.START", "start", raising=False)
+    first, waiting, *others = lines_of(tmp_path, seeds=(1, 2))
+    started = []
+
+    def start(words, _):
+        started.append(words)
+        return Ended(int(words == first.commands[0]))
+
+    monkeypatch.setattr(running, "start_process", start)
+    failed, _ = run_lines([first, waiting, *others], 1)
+    assert failed == dict.fromkeys((first.run, waiting.run), "nsim train ended with 1")
+    assert started == [first.commands[0], *(words for line in others for words in line.commands)]
 
 
 class Busy:
@@ -196,8 +188,6 @@ def test_print_shows_the_lines_and_runs_nothing(tmp_path, launched, capsys):
     assert "A tiny table, budget 0.5: 6 of 6 records missing" in told.err
     lines = lines_of(tmp_path, seeds=(1, 2, 3), budget=0.5, device="cpu")
     assert told.out.splitlines() == [str(line) for line in lines]
-    assert reproduce(tmp_path, "--print", "--stage", "2") == 0
-    assert capsys.readouterr().out == ""
     assert launched == []
     assert not list(tmp_path.iterdir())
 

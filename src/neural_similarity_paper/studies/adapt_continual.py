@@ -21,7 +21,7 @@ from neural_similarity.models import resnet20
 from neural_similarity_paper.recipes.adaptation import HEADED, RESNET, WAYS, way_fields
 from neural_similarity_paper.studies.adapt_map import FIRST_RATES
 from neural_similarity_paper.studies.adapt_study import Cell, Study, study_fields
-from neural_similarity_paper.studies.adapt_training import backbone_terms, run_in_memory
+from neural_similarity_paper.studies.adapt_training import MemoryRun, backbone_terms
 from neural_similarity_paper.studies.trials import SearchPlace, Trial
 
 TASKS, TASK_CLASSES = 20, 5
@@ -77,7 +77,7 @@ def _cifar100(data: Path) -> Dataset:
 def run_task(trial: Trial, data: Path, held_out: bool) -> dict[str, Any]:
     """Train and score a way on a task."""
     whole = task_images(_cifar100(data), trial, held_out)
-    return run_in_memory(task_recipe(trial), trial.rates, whole, data)
+    return MemoryRun.start(task_recipe(trial), whole, data).train(trial.rates)
 
 
 def task_bytes(way: str, trained: int, moving: bool) -> str:

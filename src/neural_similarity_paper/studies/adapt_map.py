@@ -17,14 +17,7 @@ from neural_similarity_paper.corruption import GEOMETRY, UNDONE
 from neural_similarity_paper.recipes.adaptation import CHANGED, WAYS, way_fields
 from neural_similarity_paper.studies import STUDY_ENTRIES
 from neural_similarity_paper.studies.adapt_study import CURVED, Cell, Study, study_fields
-from neural_similarity_paper.studies.adapt_training import (
-    backbone_terms,
-    fit_groups,
-    load_halves,
-    run_in_memory,
-    score_in_memory,
-    start_run,
-)
+from neural_similarity_paper.studies.adapt_training import MemoryRun, backbone_terms, load_halves
 from neural_similarity_paper.studies.trials import SearchPlace, Sheet, Trial
 
 CHANGES: dict[str, str] = STUDY_ENTRIES["adapt-map"]["changes"]
@@ -61,9 +54,8 @@ def run_map_trial(
 ) -> dict[str, Any]:
     """Train and score a way under a change."""
     recipe = trial_recipe(trial, labels, statistics)
-    whole = load_halves(recipe.dataset, data, held_out)
-    then_all = trial.way.removesuffix(CURVED) == "full-then-all"
-    return run_in_memory(recipe, trial.rates, whole, data, then_all)
+    memory = MemoryRun.start(recipe, load_halves(recipe.dataset, data, held_out), data)
+    return memory.train(trial.rates, trial.way.removesuffix(CURVED) == "full-then-all")
 
 
 def choose_statistics(sheet: Sheet, cell: Cell, data: Path) -> None:
@@ -81,9 +73,9 @@ def choose_statistics(sheet: Sheet, cell: Cell, data: Path) -> None:
 def _labelled_correct(way: str, cell: Cell, draw: int, data: Path) -> int:
     """How many of its labelled images a network classifies rightly, of a way that trains none."""
     recipe = trial_recipe(Trial(way, (1.0,), cell.changes[0], draw), cell.facts["labels"])
-    memory = start_run(recipe, load_halves(recipe.dataset, data, False), data)
-    fit_groups(memory, (), range(memory.run.recipe.steps))
-    return int(score_in_memory(memory, memory.task.dataset.train).sum())
+    memory = MemoryRun.start(recipe, load_halves(recipe.dataset, data, False), data)
+    memory.fit_parts((), range(memory.run.recipe.steps))
+    return int(memory.score(memory.task.dataset.train).sum())
 
 
 def map_cell(change: str, labels: int, draws: tuple[int, ...] = DRAWS) -> Cell:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,95 +58,108 @@ class MemoryRun:
     run: Run
     state: TrainingState
 
+    @classmethod
+    def start(cls, recipe: AdaptationRecipe, whole: Dataset, data: Path) -> Self:
+        """The state before the first step; a recipe's rate 0 is that of `nsim train adapt`."""
+        task = AdaptationTask.of_dataset(recipe, whole)
+        task = task if recipe.lr else task.with_own_rate()
+        run = task.new_run(MEMORY, "adapt", 1.0, data)
+        return cls(task, run, initial_state(run, cpu_runtime()))
+
     @property
     def network(self) -> nn.Module:
         return self.state.model
 
+    def train(self, rates: Sequence[float], then_all: bool = False) -> dict[str, Any]:
+        """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
 
-def start_run(recipe: AdaptationRecipe, whole: Dataset, data: Path) -> MemoryRun:
-    """The state before the first step, at the rate of `nsim train adapt` where the recipe has 0."""
-    task = AdaptationTask.of_dataset(recipe, whole)
-    task = task if recipe.lr else task.with_own_rate()
-    run = task.new_run(MEMORY, "adapt", 1.0, data)
-    return MemoryRun(task, run, initial_state(run, cpu_runtime()))
+        With `then_all`, the similarities are folded after half of the steps, and all weights train
+        for the other half, at the last rate. A run that diverges is scored as it is.
+        """
+        recipe, trained = self.run.recipe, trained_numbers(self.network)
+        steps = range(recipe.steps)
+        if not then_all:
+            used = self.fit_parts(rates, steps)
+        else:
+            used = self.fit_parts(rates[:1], steps[: len(steps) // 2])
+            network = fold(self.network)
+            norm = self.task.recipe.norm_mode
+            self.state.model = freeze_backbone(network, norm=norm, train=["*"])
+            used += self.fit_parts(rates[-1:], steps[len(steps) // 2 :])
+            trained += trained_numbers(self.network)
+        return self.facts() | {"rates": used, "trained": trained, "finite": self.is_finite}
 
+    @property
+    def parameter_parts(self) -> list[list[nn.Parameter]]:
+        """Parameters that train, in the order of `Trial.rates`: a new head's, M's, all others."""
+        network, new_head = self.network, self.task.recipe.classifier == "new"
+        head = network.get_submodule(head_name(network)).parameters() if new_head else ()
+        in_head = set(map(id, head))
+        inside = {id(p) for m in similarities_of(network) for p in m.parameters()}
+        parts: list[list[nn.Parameter]] = [[], [], []]
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                at = 0 if id(parameter) in in_head else 1 if id(parameter) in inside else 2
+                parts[at].append(parameter)
+        return [part for part in parts if part]
 
-def parameter_parts(network: nn.Module, new_head: bool) -> list[list[nn.Parameter]]:
-    """Parameters that train, in the order of `Trial.rates`: a new head's, M's, all others."""
-    inside = {id(p) for m in similarities_of(network) for p in m.parameters()}
-    head = {id(p) for p in network.get_submodule(head_name(network)).parameters()}
-    head = head if new_head else set()
-    parts: list[list[nn.Parameter]] = [[], [], []]
-    for parameter in network.parameters():
-        if parameter.requires_grad:
-            at = 0 if id(parameter) in head else 1 if id(parameter) in inside else 2
-            parts[at].append(parameter)
-    return [part for part in parts if part]
+    def fit_parts(self, rates: Sequence[float], steps: range) -> list[float]:
+        """Train in these steps of the recipe, each part at its rate; 0 takes those by curvature."""
+        parts = self.parameter_parts
+        if not parts:
+            rates = ()  # Statistics alone follow the images.
+        elif list(rates) == [0.0]:
+            rates = self._curvature_rates(parts)
+        groups = [{"params": p, "scale": rate} for p, rate in zip(parts, rates, strict=True)]
+        self.state.optimizer = make_optimizer(self.run.recipe, groups)
+        self.take_steps(steps)
+        return list(rates)
 
-
-def curvature_rates(memory: MemoryRun, parts: Sequence[list[nn.Parameter]]) -> list[float]:
-    """For each part the rate of `nsim train adapt` where it alone trains."""
-    recipe, rates = memory.task.recipe, []
-    images, _ = memory.task.training_split()
-    for part in parts:
-        memory.network.train().requires_grad_(False)
-        for parameter in part:
+    def _curvature_rates(self, parts: Sequence[list[nn.Parameter]]) -> list[float]:
+        """For each part the rate of `nsim train adapt` where it alone trains."""
+        recipe, rates = self.task.recipe, []
+        images, _ = self.task.training_split()
+        for part in parts:
+            self.network.train().requires_grad_(False)
+            for parameter in part:
+                parameter.requires_grad_(True)
+            rates.append(find_rate(self.network, images, self.task.preprocess(), recipe))
+        for parameter in (parameter for part in parts for parameter in part):
             parameter.requires_grad_(True)
-        rates.append(find_rate(memory.network, images, memory.task.preprocess(), recipe))
-    for parameter in (parameter for part in parts for parameter in part):
-        parameter.requires_grad_(True)
-    return rates
+        return rates
 
+    def take_steps(self, steps: range) -> None:
+        """Train in these steps of the recipe."""
+        run, state, runtime = self.run, self.state, cpu_runtime()
+        job = Job(run.recipe, runtime, self.task.objective(run, runtime))
+        update = partial(update_once, job, state, state.model.train())
+        advance = plain_update(update, state.optimizer)
+        for step in steps:
+            job.objective.prepare(step)
+            advance(step_rate(run.recipe, step))
 
-def fit_groups(memory: MemoryRun, rates: Sequence[float], steps: range) -> list[float]:
-    """Train in these steps of the recipe, each group at its rate; 0 takes those by curvature."""
-    parts = parameter_parts(memory.network, memory.task.recipe.classifier == "new")
-    if not parts:
-        rates = ()  # Statistics alone follow the images.
-    elif list(rates) == [0.0]:
-        rates = curvature_rates(memory, parts)
-    groups = [{"params": p, "scale": rate} for p, rate in zip(parts, rates, strict=True)]
-    memory.state.optimizer = make_optimizer(memory.run.recipe, groups)
-    take_steps(memory, steps)
-    return list(rates)
+    def score(self, images: ImageSet) -> Tensor:
+        """Whether the network classifies each of the images correctly, as other runs are scored."""
+        runtime = cpu_runtime().for_scores()
+        return evaluate_model(self.network, images, self.run.preprocess, runtime).correct
 
+    def facts(self, correct: Tensor | None = None) -> dict[str, Any]:
+        """What a sheet keeps: answers on the test images, by default now, and digests of data."""
+        scored = self.task.dataset.test
+        correct = self.score(scored) if correct is None else correct
+        return {
+            "accuracy": correct.sum().item() / len(correct),
+            "score_precision": SCORE_PRECISION,
+            "trained": trained_numbers(self.network),
+            "data": self.run.digest,
+            "scored": digest_of([scored]),
+            "correct": pack_correct(correct),
+        }
 
-def take_steps(memory: MemoryRun, steps: range) -> None:
-    """Train in these steps of the recipe."""
-    task, run, state, runtime = memory.task, memory.run, memory.state, cpu_runtime()
-    job = Job(run.recipe, runtime, task.objective(run, runtime))
-    update = partial(update_once, job, state, state.model.train())
-    advance = plain_update(update, state.optimizer)
-    for step in steps:
-        job.objective.prepare(step)
-        advance(step_rate(run.recipe, step))
-
-
-def run_in_memory(
-    recipe: AdaptationRecipe,
-    rates: Sequence[float],
-    whole: Dataset,
-    data: Path,
-    then_all: bool = False,
-) -> dict[str, Any]:
-    """Train and score as `nsim train adapt` does, and return what a sheet keeps of it.
-
-    With `then_all`, the similarities are folded after half of the steps, and all weights train for
-    the other half, at the last rate. A run that diverges is scored as it is.
-    """
-    memory = start_run(recipe, whole, data)
-    steps, trained = memory.run.recipe.steps, trained_numbers(memory.network)
-    if not then_all:
-        used = fit_groups(memory, rates, range(steps))
-    else:
-        used = fit_groups(memory, rates[:1], range(steps // 2))
-        network = fold(memory.network)
-        memory.state.model = freeze_backbone(network, norm=recipe.norm_mode, train=["*"])
-        used += fit_groups(memory, rates[-1:], range(steps // 2, steps))
-        trained += trained_numbers(memory.network)
-    facts = run_facts(memory, score_in_memory(memory, whole.test), whole.test)
-    finite = bool(memory.state.totals[0].isfinite())
-    return facts | {"rates": used, "trained": trained, "finite": finite}
+    @property
+    def is_finite(self) -> bool:
+        """Whether the loss was a finite number at every step."""
+        return bool(self.state.totals[0].isfinite())
 
 
 def trained_numbers(network: nn.Module) -> int:
@@ -159,21 +172,3 @@ def fix_trained(network: nn.Module, number: float) -> None:
     for parameter in network.parameters():
         if parameter.requires_grad:
             nn.init.constant_(parameter, number).requires_grad_(False)
-
-
-def score_in_memory(memory: MemoryRun, images: ImageSet) -> Tensor:
-    """Whether the network classifies each of the images correctly, as other runs are scored."""
-    preprocess, runtime = memory.run.preprocess, cpu_runtime().for_scores()
-    return evaluate_model(memory.network, images, preprocess, runtime).correct
-
-
-def run_facts(memory: MemoryRun, correct: Tensor, scored: ImageSet) -> dict[str, Any]:
-    """What a sheet keeps of a run; digests of its data, and of the images that are scored."""
-    return {
-        "accuracy": correct.sum().item() / len(correct),
-        "score_precision": SCORE_PRECISION,
-        "trained": trained_numbers(memory.network),
-        "data": memory.run.digest,
-        "scored": digest_of([scored]),
-        "correct": pack_correct(correct),
-    }

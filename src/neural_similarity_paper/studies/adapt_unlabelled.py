@@ -25,10 +25,6 @@ from neural_similarity_paper.studies.adapt_training import (
     backbone_terms,
     fix_trained,
     load_halves,
-    parameter_parts,
-    run_facts,
-    score_in_memory,
-    start_run,
 )
 from neural_similarity_paper.studies.trials import SearchPlace, Trial, cpu_runtime
 
@@ -64,8 +60,8 @@ def run_stream(trial: Trial, data: Path, held_out: bool) -> dict[str, Any]:
     way = trial.way.removesuffix(RUNNING)
     recipe = trial_recipe(trial._replace(change=change, way=way), labels=10)
     whole = load_halves(recipe.dataset, data, held_out)
-    memory, test = start_run(recipe, whole, data), cast(Images, whole.test)
-    parts = parameter_parts(memory.network, new_head=False)
+    memory, test = MemoryRun.start(recipe, whole, data), cast(Images, whole.test)
+    parts = memory.parameter_parts
     rates = zip(parts, trial.rates[: len(parts)], strict=True)
     groups = [{"params": part, "lr": rate} for part, rate in rates]
     optimizer = torch.optim.Adam(groups) if groups else None
@@ -77,7 +73,7 @@ def run_stream(trial: Trial, data: Path, held_out: bool) -> dict[str, Any]:
             Categorical(logits=logits.float()).entropy().mean().backward()
             optimizer.step()
         correct.append(logits.argmax(1) == test.labels[batch])
-    return run_facts(memory, torch.cat(correct), test)
+    return memory.facts(torch.cat(correct))
 
 
 def _stream_logits(memory: MemoryRun, pixels: Tensor, running: bool) -> Tensor:
@@ -116,10 +112,9 @@ def score_known(trial: Trial, data: Path, held_out: bool = False) -> dict[str, A
     recipe = trial_recipe(trial._replace(way=way), labels=10)
     if trial.way == "full":
         recipe = replace(recipe, similarity=Static(KNOWN[trial.change][0]), train="M")
-    whole = load_dataset(recipe.dataset, root=data)
-    memory = start_run(recipe, whole, data)
+    memory = MemoryRun.start(recipe, load_dataset(recipe.dataset, root=data), data)
     fix_trained(memory.network, KNOWN[trial.change][1])
-    return run_facts(memory, score_in_memory(memory, whole.test), whole.test)
+    return memory.facts()
 
 
 KNOWN_CHANGES = Study(

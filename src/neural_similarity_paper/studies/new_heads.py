@@ -14,12 +14,7 @@ from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity_paper.recipes.adaptation import HEADED, NETWORKS, RATES
 from neural_similarity_paper.recipes.reading import setting_fields
 from neural_similarity_paper.studies import STUDY_ENTRIES
-from neural_similarity_paper.studies.adapt_training import (
-    run_facts,
-    score_in_memory,
-    start_run,
-    take_steps,
-)
+from neural_similarity_paper.studies.adapt_training import MemoryRun
 from neural_similarity_paper.studies.trials import (
     ReportLine,
     Trial,
@@ -106,11 +101,11 @@ def train_as_command(run: Trial, data: Path) -> dict[str, Any]:
     """Train and score as `nsim train adapt` does, in no folder."""
     folder, fields = GROUPS[CELLS[run.change].group]
     whole, recipe = _images(data / folder, fields["image_size"]), head_recipe(run, data)
-    memory = start_run(recipe, whole, data)
-    take_steps(memory, range(memory.run.recipe.steps))
-    facts = run_facts(memory, score_in_memory(memory, whole.test), whole.test)
+    memory = MemoryRun.start(recipe, whole, data)
+    memory.take_steps(range(memory.run.recipe.steps))
+    facts = memory.facts()
     facts |= {field: getattr(memory.run.recipe, field) for field in ("lr", "head_lr", "optimizer")}
-    return facts | {"finite": bool(memory.state.totals[0].isfinite())}
+    return facts | {"finite": memory.is_finite}
 
 
 LEAD, BEHIND = "least lead over the probe", "behind it"
