@@ -26,15 +26,9 @@ from neural_similarity_paper.tables.verdicts import LEVEL
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-PAGES = (
-    "README.md",
-    "docs/explanation/adaptation.md",
-    "docs/explanation/which.md",
-    "docs/explanation/scratch.md",
-    "docs/explanation/cost.md",
-    "docs/explanation/claims.md",
-    "docs/evidence/restore.md",
-)
+TEXTS = ROOT / "README.md", *sorted((ROOT / "docs").glob("e*/*.md"))
+PAGES = [page for page in TEXTS if "<!-- table: " in page.read_text("utf-8")]
+"""Those of evidence and explanation that have a table."""
 LABELS_SHOWN = 10
 """Labelled images of each class in the pictures and tables of the changes."""
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -316,18 +310,13 @@ def range_text(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def cost_rows() -> Iterator[tuple[str, str, list[float]]]:
-    """Similarity, case and times over the plain network's."""
-    files = ("inference.json", "epyc/inference.json")
-    folded = (value for f in files for value in time_ratios(f, "static-full, folded", "forward"))
-    yield "static M, folded", "inference, CNN-9", sorted(folded)
-    for name, case, file, row, kind, group in WORDS["costs"]:
-        yield name, case, time_ratios(file, row, kind, **group)
-
-
 def costs_table() -> str:
     """Times over a plain network's, on one CPU thread."""
-    rows = [(name, case, range_text(values)) for name, case, values in cost_rows()]
+    files = ("inference.json", "epyc/inference.json")
+    folded = [value for f in files for value in time_ratios(f, "static-full, folded", "forward")]
+    rows = [("static M, folded", "inference, CNN-9", range_text(sorted(folded)))]
+    for name, case, file, row, kind, group in WORDS["costs"]:
+        rows.append((name, case, range_text(time_ratios(file, row, kind, **group))))
     return markdown_rows(("similarity", "measured", "time ÷ plain"), *rows)
 
 
@@ -385,5 +374,6 @@ def filled_page(text: str) -> str:
 
 if __name__ == "__main__":
     for page in PAGES:
-        text = (ROOT / page).read_text("utf-8")
-        (ROOT / page).write_text(filled_page(text), "utf-8")
+        before = page.read_text("utf-8")
+        if (now := filled_page(before)) != before:
+            page.write_text(now, "utf-8")

@@ -233,23 +233,6 @@ def difference_to_plain(label: str, budget: float) -> tuple[float, float, float,
     return (UPDATES * budget, change.mean, change.low, change.high) if change else None
 
 
-def draw_cost(theme: Theme) -> Figure:
-    """Times over the plain network's."""
-    figure, panel = make_panel(5.2, 4.6)
-    rows = list(answers.cost_rows())[::-1]
-    for y, (name, _, values) in enumerate(rows):
-        colour = theme.other if name.startswith("dynamic") else theme.ours
-        panel.barh(y, values[-1], color=colour, height=0.6)
-        panel.text(values[-1] * 1.04, y, answers.range_text(values), va="center")
-    names = [f"{name.partition(' (')[0]}\n{case}" for name, case, _ in rows]
-    panel.set_yticks(range(len(rows)), names, fontsize=9)
-    panel.axvline(1, color=theme.text, linewidth=1, linestyle=":")
-    panel.set(xscale="log", xlim=(0.7, 25), xlabel="time ÷ that of plain convolution, log scale")
-    panel.set_xticks([1, 2, 5, 10], ["1", "2", "5", "10"])
-    panel.set_xticks([], minor=True)
-    return figure
-
-
 def draw_verdicts(theme: Theme) -> Figure:
     """How many claims of the paper have which verdict."""
     figure, panel = make_panel(5, 4.2)
@@ -295,7 +278,6 @@ PICTURES: dict[str, Callable[[Theme], Figure]] = {
     "accuracy": draw_accuracy,
     "changes": draw_changes,
     "schedule": draw_schedule,
-    "cost": draw_cost,
     "verdicts": draw_verdicts,
     "which": partial(draw_boxes, **CONTENT["which"]),
     "adapter": partial(draw_boxes, **CONTENT["adapter"]),
