@@ -3,8 +3,7 @@
 import json
 
 import pytest
-import torch
-from forgeries import cut_contents, forged_headers, forged_tensors
+from forgeries import forged_tensors
 from safetensors import SafetensorError
 
 import neural_similarity as ns
@@ -56,15 +55,9 @@ def test_every_text_in_place_of_the_settings(folder, text):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Casting complex")
-def test_every_field_of_the_weights(folder):
+def test_every_tensor(folder):
     file = folder / "model.safetensors"
     content = file.read_bytes()
-    whole = load(folder).state_dict()
-    for forged in [*forged_headers(content), *cut_contents(content)]:
-        file.write_bytes(forged)
-        if not refused(folder):  # In metadata, or in the number of batches, it changes nothing.
-            for name, tensor in load(folder).state_dict().items():
-                assert torch.equal(tensor, whole[name]), name
     for what, forged in [*forged_tensors(content)][::3]:
         file.write_bytes(forged)
         cast = "complex" in what or "of type" in what  # by torch

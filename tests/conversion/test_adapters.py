@@ -143,6 +143,11 @@ def test_another_backbone_is_refused(backbone, tmp_path, change, message):
 
 def test_what_is_no_file_of_an_adapter_is_refused(backbone, tmp_path):
     """`test_forged_adapters.py` has files that nearly are."""
+    content = ns.save_adapter(adapted(backbone), tmp_path / "a").read_bytes()
+    for forged in (b"", content[:7], content[:-1], content + b"\0", b"PK\x03\x04"):
+        (tmp_path / "a").write_bytes(forged)
+        with pytest.raises(ValueError, match="a is not an adapter"):
+            ns.load_adapter(backbone, tmp_path / "a")
     with pytest.raises(ValueError, match="is not an adapter"):
         ns.load_adapter(backbone, tmp_path)
     with pytest.raises(FileNotFoundError, match="nothing"):

@@ -86,10 +86,6 @@ MOVES = {
     "toggled on and trained": (thaw_and_train, "conv1.weight, conv1.bias"),
     "weight decay": (decay, "bn.weight"),
     "stale gradients": (step_stale_gradients, "conv1.bias"),
-    "a value written": (lambda model, _: model.bn.running_var.data.mul_(2), "bn.running_var"),
-    "a tensor put in": (lambda m, _: setattr(m.mean, "mean", torch.ones(4)), "mean.mean"),
-    "a tensor added": (lambda m, _: m.bn.register_buffer("ema", torch.ones(4)), "bn.ema"),
-    "a module put in": (lambda m, _: setattr(m, "bn", nn.BatchNorm2d(4)), "bn.weight, bn.bias"),
 }
 AROUND = {
     "itself": lambda model: model,
@@ -120,10 +116,9 @@ def test_what_moved_is_saved_as_extra_or_is_the_backbone_of_a_new_freeze(
 ):
     MOVES[move][0](frozen, x)
     file = ns.save_adapter(frozen, tmp_path / "extra", extra=["conv*", "bn", "mean", "spectral"])
-    if move not in ("a tensor added", "a module put in"):
-        assert ns.max_difference(ns.load_adapter(backbone, file), frozen.eval(), x) == 0
+    assert ns.max_difference(ns.load_adapter(backbone, file), frozen.eval(), x) == 0
     ns.freeze_backbone(frozen, train="fc")
-    assert "changed" in caplog.text or move in ("a tensor added", "a module put in")
+    assert "changed" in caplog.text
     ns.save_adapter(frozen, tmp_path / "a")
 
 
