@@ -513,6 +513,7 @@ class NoTensor:
         ("FILE --model resnet56", "FILE do not fit: "),
         (f"timm:resnet18 {RANDOM} --weights FILE", "FILE do not fit: "),
         ("OBJECT", "OBJECT must hold weights, but cannot be read: it must hold"),
+        ("CUT", "CUT must hold weights, but cannot be read: "),
         ("FILE --channels 1", "`channels` must be 3, as FILE takes, got 1"),
         (f"timm:resnet18 {RANDOM} --channels 1", "`channels` must be 3, as"),
     ],
@@ -521,8 +522,10 @@ def test_what_does_not_fit_is_told_at_once(tmp_path, monkeypatch, adapt, words, 
     monkeypatch.setattr(data, "load_dataset", lambda *_, **__: pytest.fail("images are decoded"))
     places = {"FILE": resnet20(tmp_path)["backbone"], "OBJECT": str(tmp_path / "object.pt")}
     torch.save(NoTensor(), places["OBJECT"])
+    places["CUT"] = str(tmp_path / "cut.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes(b"cut")
     line, message = (
-        re.sub("FILE|OBJECT", lambda word: places[word[0]], text) for text in (words, message)
+        re.sub("FILE|OBJECT|CUT", lambda word: places[word[0]], text) for text in (words, message)
     )
     width = "" if "timm:resnet18" in words else "--width 0.25"
     told = adapt(f"--backbone {line} {width}", code=1).err
