@@ -4,20 +4,14 @@ import ast
 import inspect
 import re
 import shlex
-from functools import cache
 
 import answers
 import prose
 import pytest
-import torch
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
 from neural_similarity.lab.cli import parsing
-from neural_similarity.lab.train import pack_correct
-from neural_similarity_paper.studies.adapt_map import MAP
-from neural_similarity_paper.studies.adapt_study import CURVED
-from neural_similarity_paper.studies.trials import Sheet
 
 PAGES = prose.written_pages()
 ALL_PAGES = [*PAGES, *prose.evidence_pages()]
@@ -158,59 +152,6 @@ def test_tables_are_what_the_records_say(page):
     assert answers.filled_page(text) == text
     assert answers.BLOCK.findall(text)
     assert not re.search(r"^[ \t]+<!--", text, re.MULTILINE)  # would end the item of a list
-
-
-SHARES = {"full": 0.5, "norm": 0.6, "tsa": 0.9, "all": 0.8, "full-norm": 0.7, "full-all": 0.95}
-
-
-def write_cell(cell, results):
-    """Sheets of a cell of the new map, with as many images right as `SHARES` and draws say."""
-
-    def run(trial):
-        count = round(100 * SHARES.get(trial.way.removesuffix(CURVED), 0.3)) + trial.draw
-        correct = pack_correct(torch.arange(200) < count)
-        return {"accuracy": count / 200, "trained": 7 * (trial.rates != (1.0,)), "correct": correct}
-
-    rates, facts = {}, {"labels": 10, "statistics": "new"}
-    chosen = MAP.choose_rates(
-        cell, MAP.stages[0], lambda trial: rates.setdefault(str(trial), run(trial))["accuracy"]
-    )
-    trials = MAP.trials(cell, MAP.stages[0], chosen).values()
-    runs = {str(trial): run(trial) for own in trials for trial in own}
-    for stem, content in ((cell.file, runs), (cell.rates_file, rates)):
-        path = MAP.sheet_path(results, stem, facts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Sheet(path, facts, content).write()
-
-
-def test_pages_say_what_sheets_of_the_map_say(tmp_path, monkeypatch):
-    monkeypatch.setattr(answers, "RESULTS", tmp_path)
-    monkeypatch.setitem(answers.TABLES_SHOWN, "deblurring", str)
-    for cell in MAP.cells[:6]:
-        write_cell(cell, tmp_path)
-    monkeypatch.setattr(answers, "changed_cells", cache(answers.changed_cells.__wrapped__))
-    means = {way: 100 * (share * 100 + 3) / 200 for way, share in SHARES.items()}
-    assert {way: answers.mean_accuracies()[way] for way in means} == pytest.approx(means)
-    for page in ("README.md", "docs/explanation/adaptation.md", "docs/explanation/which.md"):
-        text = (answers.ROOT / page).read_text("utf-8")
-        filled = answers.filled_page(text)
-        assert filled != text
-        assert answers.filled_page(filled) == filled
-    table = answers.methods_table().splitlines()
-    assert [row.split("|")[1].strip() for row in table[2:5]] == [
-        answers.METHODS[way] for way in ("full-all", "tsa", "all")
-    ]
-    text = " ".join(answers.map_text().split())
-    assert "adapts to 6 changes of its images" in text
-    assert "learning rates: 26.5 % (26.5 %) for M, which" in text
-    assert "31.5 % (31.5 %) for batch normalisation and 41.5 % (41.5 %) for full" in text
-    assert "helps significantly with noise (batch normalisation +5.00, full fine-tuning" in text
-    assert "hurts with noise (TSA −30.00), rotation by 30° (TSA −30.00)" in text
-    assert " barrel lens (TSA −30.00) and rotation by 45° (TSA −30.00)." in text
-    text = " ".join(answers.added_text().split())
-    assert "−30.00 (TSA), +7.50 (full fine-tuning)" in text
-    assert 'train="M+norm"' in answers.frozen_text()
-    assert answers.turned_text() == "15.5 %, where training reaches 49.0 %"
 
 
 def test_the_readme_says_what_the_records_say():

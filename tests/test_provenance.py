@@ -16,19 +16,23 @@ def git(*words):
 
 
 def commits(content):
-    """The commits of all processes that made a record, as it has them."""
-    code, environment = content.get("code", {}), content.get("environment", {})
-    runs = content.get("runs", {})
-    runs = [run for run in runs.values() if isinstance(run, dict)] if isinstance(runs, dict) else []
-    processes = [content, code, environment, *environment.get("resumed", []), *runs]
-    found = [process["commit"] for process in processes if process.get("commit")]
-    dirty = ["-dirty"] if code.get("dirty") else []
-    return {*found, *code.get("resumed", []), *dirty}
+    """The commits of all processes that made a record, and "-dirty" for local changes."""
+    if isinstance(content, list):
+        parts = map(commits, content)
+    elif isinstance(content, dict):
+        texts = [content.get("commit"), *(content.get("resumed") or ())]
+        yield from (text for text in texts if text and isinstance(text, str))
+        yield from ["-dirty"] * bool(content.get("dirty"))
+        parts = map(commits, content.values())
+    else:
+        parts = ()
+    for part in parts:
+        yield from part
 
 
 def unknown_code(content, history):
     """The commits that the history lacks, and those with local changes; or that there is none."""
-    found = commits(content)
+    found = {*commits(content)}
     return sorted(found - history) if found else ["no commit"]
 
 
@@ -50,20 +54,9 @@ def test_records_are_of_known_code():
 @pytest.mark.parametrize(
     ("content", "unknown"),
     [
-        ({"code": {"commit": "a", "dirty": False}}, []),
-        ({"code": {"commit": "a", "dirty": True}}, ["-dirty"]),
-        ({"code": {"commit": "c", "dirty": False}}, ["c"]),
-        ({"code": {"commit": "a", "dirty": False, "resumed": ["c"]}}, ["c"]),
-        ({"code": {"commit": "a"}, "environment": {"commit": "a-dirty"}}, ["a-dirty"]),
-        (
-            {
-                "code": {"commit": "a"},
-                "environment": {"resumed": [{"commit": "b"}, {"commit": "c"}]},
-            },
-            ["c"],
-        ),
-        ({"commit": "b", "result": {}}, []),
-        ({"commit": "b-dirty", "result": {}}, ["b-dirty"]),
+        ({"code": {"commit": "a", "dirty": False, "resumed": ["b"]}}, []),
+        ({"code": {"commit": "a", "dirty": True, "resumed": ["c"]}}, ["-dirty", "c"]),
+        ({"commit": "a", "environment": {"resumed": [{"commit": "b"}, {"commit": "c"}]}}, ["c"]),
         ({"commit": "b", "runs": {"x": {"commit": "b-dirty"}}}, ["b-dirty"]),
         ({"code": {"commit": None}}, ["no commit"]),
     ],

@@ -1,7 +1,6 @@
 """Adapters: files that give back the same network to the last bit, and switching between them."""
 
 import json
-import os
 from copy import deepcopy
 from pathlib import Path
 
@@ -104,15 +103,10 @@ def test_heads_and_statistics_are_extra(backbone, x, tmp_path, caplog):
         ns.save_adapter(model, tmp_path / "b", extra="head")
 
 
-def test_static_adapters_are_kilobytes_and_their_modes_are_the_umasks(tmp_path, caplog):
+def test_static_adapters_are_kilobytes(tmp_path, caplog):
     caplog.set_level("INFO")
     model = ns.convert(ns.models.resnet20(), "static-full")
-    umask = os.umask(0o027)
-    try:
-        file = ns.save_adapter(model, tmp_path / "a")
-    finally:
-        os.umask(umask)
-    assert file.stat().st_mode & 0o777 == 0o640
+    file = ns.save_adapter(model, tmp_path / "a")
     size = file.stat().st_size
     assert 19 * 81 * 4 < size < 12_000
     assert caplog.messages == [f"{file}: {size / 1000:.1f} kB, 1,539 numbers"]

@@ -88,16 +88,6 @@ def test_one_matrix_everywhere_is_the_static_similarity(problem, kind):
     assert_close(similarity_conv2d(x, weight, everywhere, None, *problem.geometry), expected)
 
 
-@pytest.mark.parametrize("shape", [(6,), (6, 6)])
-def test_folding_leaves_channels_last_where_they_are(shape):
-    weight = torch.randn(4, 5, 3, 2).contiguous(memory_format=torch.channels_last)
-    m = torch.randn(shape)
-    folded = fold_kernel(weight, m)
-    assert folded.is_contiguous(memory_format=torch.channels_last)
-    matrix = m if m.dim() == 2 else m.diag()
-    assert_close(folded.flatten(2), torch.einsum("ocp,pq->ocq", weight.flatten(2), matrix))
-
-
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("kernel_size", [(3, 2), (4, 3)])
