@@ -1,7 +1,20 @@
-"""Networks away from where they start."""
+"""Networks away from where they start, layers that write their kernel, compilation."""
 
 import torch
 from torch import nn
+
+
+class Clamped(nn.Conv2d):
+    """Writes its weight in `forward`."""
+
+    def forward(self, x):
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def compiled(model):
+    """By torch's tracer alone."""
+    return torch.compile(model, backend="eager")
 
 
 def moved(model: nn.Module, std: float = 0.5) -> nn.Module:

@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from moved import compiled
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -24,10 +25,6 @@ def network():
         "fc": nn.Linear(4 * 4 * 4, 5),
     }
     return nn.Sequential(OrderedDict(layers)).eval()
-
-
-def compiled(model):
-    return torch.compile(model, backend="eager")
 
 
 def in_part(wrap):

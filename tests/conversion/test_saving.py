@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from moved import train_steps
+from moved import compiled, train_steps
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -181,10 +181,6 @@ def test_what_an_adapter_brought_is_saved_again(backbone, x, tmp_path):
     assert keys(ns.save_adapter(backbone, tmp_path / "d")) == {*HEAD, "bn.weight", "bn.bias"}
     switch.use(None)
     assert "_backbone_state" not in {name for m in backbone.modules() for name in vars(m)}
-
-
-def compiled(model):
-    return torch.compile(model, backend="eager")
 
 
 def partly_compiled(model):

@@ -11,7 +11,7 @@ from threading import Event
 
 import pytest
 import torch
-from moved import learned
+from moved import Clamped, learned
 from torch import nn
 from torch.nn.utils import prune
 
@@ -72,14 +72,6 @@ def items(value):
 
 
 STATES = [(None, False), ("full", False), ("head", True), ("predicted", False)]
-
-
-class Clamped(nn.Conv2d):
-    """Writes its weight in `forward`."""
-
-    def forward(self, x):
-        self.weight.data.clamp_(0, 0.1)
-        return super().forward(x)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 import torch
+from moved import Clamped
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -16,14 +17,6 @@ from neural_similarity.lab.data import Images, Preprocess
 from neural_similarity.lab.tasks import own_rate
 from neural_similarity.lab.tasks.adaptation import AdaptationRecipe
 from neural_similarity.lab.train import choose_runtime, evaluate_model, predict_logits
-
-
-class Clamped(nn.Conv2d):
-    """Writes its weight."""
-
-    def forward(self, x):
-        self.weight.data.clamp_(-0.1, 0.1)
-        return super().forward(x)
 
 
 class Restless(nn.Module):

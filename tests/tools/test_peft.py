@@ -7,7 +7,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-from moved import moved, train_steps, trained_away
+from moved import Clamped, moved, train_steps, trained_away
+from tools.test_trainers import resnet_of_transformers, train_by_transformers
 from torch import nn
 
 import neural_similarity as ns
@@ -291,12 +292,6 @@ class Around(nn.Sequential):
         self.gain = nn.Parameter(torch.ones(1))
 
 
-class Clamped(nn.Conv2d):
-    def forward(self, x):
-        self.weight.data.clamp_(0, 0.1)
-        return super().forward(x)
-
-
 def conv(**options):
     return nn.Conv2d(2, 2, 3, **options)
 
@@ -396,23 +391,12 @@ def test_data_parallel_training_is_that_of_one_process(backbone, x):
 @pytest.mark.filterwarnings("ignore")
 def test_trainer(tmp_path):
     """Trains M and a head by the Trainer, goes on from a checkpoint, reloads, merges."""
-    transformers = pytest.importorskip("transformers")
-    torch.use_deterministic_algorithms(False)
-    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
-    kind = transformers.ResNetForImageClassification
-    backbone = kind(transformers.ResNetConfig(num_labels=3, layer_type="basic", **sizes)).eval()
-    images = torch.randn(16, 3, 16, 16)
-    data = [{"pixel_values": image, "labels": n % 3} for n, image in enumerate(images)]
+    backbone, pixels = resnet_of_transformers(), torch.randn(16, 3, 16, 16)
 
     def train(resume=None):
         model = wrapped(backbone, modules_to_save=["classifier"])
-        arguments = transformers.TrainingArguments(
-            str(tmp_path / "run"), max_steps=4, save_steps=2, per_device_train_batch_size=4,
-            learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, seed=0,
-        )  # fmt: skip
-        trainer = transformers.Trainer(model, arguments, train_dataset=data)
-        trainer.train(resume_from_checkpoint=resume)
-        return model.eval()
+        train_by_transformers(tmp_path / "run", model, 4, resume)
+        return model
 
     model = train()
     whole = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -420,10 +404,10 @@ def test_trainer(tmp_path):
     assert all(torch.equal(whole[key], tensor) for key, tensor in again.state_dict().items())
     folder = str(tmp_path / "run" / "checkpoint-4")
     loaded = peft.PeftModel.from_pretrained(deepcopy(backbone), folder).eval()
-    y = model(pixel_values=images).logits
-    assert (y - backbone(pixel_values=images).logits).abs().max() > 1e-3
-    assert torch.equal(loaded(pixel_values=images).logits, y)
-    assert torch.equal(loaded.merge_and_unload()(pixel_values=images).logits, y)
+    y = model(pixel_values=pixels).logits
+    assert (y - backbone(pixel_values=pixels).logits).abs().max() > 1e-3
+    assert torch.equal(loaded(pixel_values=pixels).logits, y)
+    assert torch.equal(loaded.merge_and_unload()(pixel_values=pixels).logits, y)
 
 
 @pytest.mark.parametrize("similarity", ["static-full", "dynamic-diagonal"])

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from moved import moved, trained_away
+from moved import compiled, moved, trained_away
 from safetensors import safe_open
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -99,10 +99,6 @@ def test_a_module_with_modules_and_parameters_of_its_own_is_loaded_whole(x, tmp_
     file = ns.save_adapter(similar, tmp_path / "a")
     model = ns.peft.import_adapter(network, file)
     assert torch.equal(model(x), similar(x))
-
-
-def compiled(module):
-    return torch.compile(module, backend="eager")
 
 
 def inside(wrap=nn.Sequential, wrap_layer=lambda layer: layer):

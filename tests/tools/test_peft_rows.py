@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from moved import compiled
 from torch import nn
 
 import neural_similarity as ns
@@ -22,10 +23,6 @@ def plain():
     parts = [nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1)]
     inner = nn.Sequential(nn.Conv2d(6, 6, (3, 2), stride=2, groups=2), nn.AdaptiveAvgPool2d(1))
     return nn.Sequential(*parts, inner, nn.Flatten(), nn.Linear(6, 5)).double().eval()
-
-
-def compiled(network):
-    return torch.compile(network, backend="eager")
 
 
 def compiled_inside():

@@ -198,26 +198,35 @@ def test_lightning_trains_parts_first_then_all(backbone, train):
     assert not with_m or module.model[0].similarity.raw.any()
 
 
+def resnet_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    config = transformers.ResNetConfig(num_labels=3, layer_type="basic", **sizes)
+    return transformers.ResNetForImageClassification(config).eval()
+
+
+def train_by_transformers(folder, model, steps, resume=None):
+    """The Trainer; the model is in evaluation mode afterwards."""
+    transformers = pytest.importorskip("transformers")
+    torch.use_deterministic_algorithms(False)
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=steps, save_steps=2, per_device_train_batch_size=4,
+        learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, seed=0,
+    )  # fmt: skip
+    data = [{"pixel_values": image, "labels": label} for image, label in images()]
+    trainer = transformers.Trainer(model, arguments, train_dataset=data)
+    trainer.train(resume_from_checkpoint=resume)
+    model.eval()
+    return trainer
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_transformers(x, tmp_path, caplog):
     """`save_pretrained` and Trainer; a Trainer goes on, and what it saved has M."""
     transformers = pytest.importorskip("transformers")
-    torch.use_deterministic_algorithms(False)
-    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
-    config = transformers.ResNetConfig(num_labels=3, layer_type="basic", **sizes)
-    backbone = transformers.ResNetForImageClassification(config).eval()
-    data = [{"pixel_values": image, "labels": label} for image, label in images()]
-
-    def train(model, steps, resume=None):
-        arguments = transformers.TrainingArguments(
-            str(tmp_path / "run"), max_steps=steps, save_steps=2, per_device_train_batch_size=4,
-            learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, seed=0,
-        )  # fmt: skip
-        trainer = transformers.Trainer(model, arguments, train_dataset=data)
-        trainer.train(resume_from_checkpoint=resume)
-        model.eval()
-        return trainer
+    backbone = resnet_of_transformers()
+    train = partial(train_by_transformers, tmp_path / "run")
 
     def fresh():
         return ns.freeze_backbone(ns.convert(backbone, "static-full"), train="classifier")

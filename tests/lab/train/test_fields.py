@@ -211,13 +211,6 @@ def test_a_similarity_may_be_a_name():
     assert replace(TINY, similarity="static-full") == replace(TINY, similarity=Static(Full()))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("model", ["cnn10", "resnet18"])
-def test_networks_without_variants_train(model, tmp_path):
-    run = train_tiny(tmp_path, model=model)
-    assert load(run)(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
-
-
 def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
     asked = []
 
