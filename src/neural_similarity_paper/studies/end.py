@@ -7,7 +7,7 @@ test image is scored for a choice.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from neural_similarity.lab.errors import RunError
+from neural_similarity.lab import session
 from neural_similarity.lab.train.journal import read_lines
 from neural_similarity.lab.train.run import read_facts
 from neural_similarity.lab.train.statistics import Interval
-from neural_similarity.lab.train.stopping import signals_noted
 from neural_similarity_paper.recipes import FAMILIES
 from neural_similarity_paper.statistics import (
     by_arm_and_image,
@@ -32,7 +31,6 @@ from neural_similarity_paper.studies.trials import SCORED, ReportLine, filling_a
 from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
 from neural_similarity_paper.tables.records import read_records
 from neural_similarity_paper.tables.report import records_by_seed
-from neural_similarity_paper.tables.running import start_process, wait_for
 
 EPOCHS = {8: 0.25, 16: 0.5, 32: 1.0, 57: 1.78125}
 """Budgets by number of epochs, each of 195 updates."""
@@ -286,23 +284,16 @@ def run_search(arm: str, data: Path, results: Path, report: ReportLine) -> None:
 
 
 def train_arm(arm: str, settings: Settings, data: Path) -> dict[str, Any]:
-    """Train an arm in a process of its own, from where it was stopped; its scores.
-
-    Raises:
-        RunError: it ended with an error.
-    """
+    """Train an arm, from where it was stopped; its scores."""
+    name = f"cifar10-end-{arm}"
     folder = Path("runs") / END_SEARCH / f"{arm}-{str(settings).replace(' ', '-')}"
-    words = ["train", "--resume", f"{folder}"]
-    if not folder.exists():
-        words = ["train", f"cifar10-end-{arm}", "--budget", f"{EPOCHS[SEARCH_EPOCHS]}"]
-        words += ["--lr", f"{settings.peak}", "--weight-decay", f"{settings.decay}"]
-        words += ["--validation", f"{HELD_OUT}", "--seed", f"{SEED}", "--out", f"{folder}"]
-        words += ["--threads", "1"]
-    if not (folder / "summary.json").exists():
-        with signals_noted() as stop:
-            code = wait_for(start_process([*words, "--data", f"{data}"], None), stop)
-        if code:
-            raise RunError(f"nsim train ended with {code}; the same command goes on with {folder}")
-    last, summary = read_lines(folder / "metrics.jsonl")[-1], read_facts(folder / "summary.json")
+    if folder.exists():
+        run = session.resume(folder, data_root=data)
+    else:
+        fields = {"lr": settings.peak, "weight_decay": settings.decay, "validation": HELD_OUT}
+        recipe = replace(ARMS[arm][1], **fields, seed=SEED, threads=1)
+        place = {"out": folder, "data_root": data, "budget": EPOCHS[SEARCH_EPOCHS]}
+        run = session.train(recipe, name=name, **place)
+    last, summary = read_lines(run.metrics)[-1], read_facts(run.summary)
     scores = {"accuracy": last["validation_accuracy"], "loss": last["validation_loss"]}
     return scores | {"score_precision": summary["score_precision"]}
