@@ -1,11 +1,18 @@
 """Trained to the end: verdicts by the rules of docs/evidence/end.md, from records alone."""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from kills import killed_after
+from tiny_images import TINY
+from tiny_images import tiny as tiny
 
+from neural_similarity.lab.train import read_run
+from neural_similarity.lab.train.journal import read_lines
+from neural_similarity_paper.studies import end
 from neural_similarity_paper.studies.end import (
     ARMS,
     DECAY,
@@ -100,6 +107,25 @@ def test_a_search_goes_from_peaks_to_decays_at_the_best_peak():
     assert choose_settings(score) == (0.4, 2.5e-4)
     assert choose_settings(lambda settings: -abs(settings.decay - DECAY)) == (PEAKS[0], DECAY)
     assert [*asked] == [*((peak, DECAY) for peak in PEAKS), (0.4, 2.5e-4), (0.4, 1e-3)]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_search_trains_what_its_sheet_lacks_from_where_it_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setitem(end.ARMS, "tiny", ("", replace(TINY, checkpoint_every=1)))
+    monkeypatch.setattr(end, "HELD_OUT", 8)
+    monkeypatch.setitem(EPOCHS, end.SEARCH_EPOCHS, 0.5)
+    monkeypatch.chdir(tmp_path)
+    killed_after(2, lambda: end.run_search("tiny", tmp_path, tmp_path, [].append))
+    for _ in range(2):
+        end.run_search("tiny", tmp_path, tmp_path, [].append)
+    runs = [read_run(path) for path in Path("runs", END_SEARCH).iterdir()]
+    sheet = read_sheet(tmp_path / END_SEARCH / "tiny.json", SCORED).runs
+    assert len(runs) == len(sheet) == len(PEAKS) + 2
+    for run in runs:
+        recipe = run.recipe
+        assert (recipe.steps, recipe.validation, recipe.seed, run.budget) == (3, 8, 0, 0.5)
+        kept = sheet[f"{recipe.lr:g} {recipe.weight_decay:g}"]
+        assert kept["accuracy"] == read_lines(run.metrics)[-1]["validation_accuracy"]
 
 
 def test_the_recipes_have_what_their_sheets_chose():

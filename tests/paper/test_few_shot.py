@@ -224,18 +224,6 @@ def test_of_evaluations_the_table_has_that_of_most_test_tasks(tmp_path):
     assert text.count("| fine-tuning |") == 2  # of two shots and of one
 
 
-def test_a_row_without_the_usual_budget_has_its_own(results, tmp_path):
-    places = (("mini-cnn4", "1"), ("mini-proto", "0.5"), ("mini-proto", "0.25"))
-    for name, budget in places:
-        copied(results / "fewshot" / name / "1", tmp_path, name, budget)
-    found = rows(tmp_path)
-    before = rows(results)
-    assert found["ProtoNet"][9] == "0.5"
-    assert found["ProtoNet"][:5] == before["ProtoNet"][:5]
-    assert before["ProtoNet"][5] != found["ProtoNet"][5] == ""  # no baseline at that budget
-    assert rows(tmp_path, 1.0)["ProtoNet"][4] == "not run"
-
-
 def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "mini-cnn4-64", SMALL)
     source = results / "fewshot/mini-cnn4/1"
@@ -246,6 +234,8 @@ def test_a_row_keeps_its_budget_where_another_has_a_larger_one(results, tmp_path
     assert [rows(tmp_path)[name][9] for name in METHODS] == ["0.25", "0.25"]
     copied(source, tmp_path, "mini-cnn4-64", "1", "fine-tuning.*")
     assert [rows(tmp_path)[name][9] for name in METHODS] == ["1", "0.25"]
+    assert rows(tmp_path)["nearest neighbour"][5] == rows(results)["nearest neighbour"][5] != ""
+    assert rows(tmp_path, 1.0)["nearest neighbour"][4] == "not run"
 
 
 def test_what_was_not_run_is_said(tmp_path, capsys):
