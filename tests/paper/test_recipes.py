@@ -25,14 +25,7 @@ from neural_similarity.lab.train.recipe import (
 from neural_similarity.lab.train.runtime import choose_runtime
 from neural_similarity.models import counts
 from neural_similarity.nn import Full
-from neural_similarity_paper.recipes.adaptation import (
-    ADAPTATION_GROUPS,
-    CHANGED,
-    LITE,
-    MATTER,
-    RATES,
-    RESNET,
-)
+from neural_similarity_paper.recipes import adaptation
 from neural_similarity_paper.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -144,12 +137,14 @@ def test_recipes_train_differently():
 
 
 def test_groups_of_adaptations_share_a_network_and_have_the_ways_with_a_rate():
-    assert {name.removeprefix("signs-5-") for name in ADAPTATION_GROUPS["signs-5"]} == set(MATTER)
-    assert len(ADAPTATION_GROUPS["signs"]) == len(RATES["signs"]) > len(MATTER)
-    settings = {"signs-160-full": RESNET, "flowers-all": LITE, "noise-25-full": CHANGED}
+    groups, ways = adaptation.ADAPTATION_GROUPS, adaptation.MATTER
+    assert {name.removeprefix("signs-5-") for name in groups["signs-5"]} == set(ways)
+    assert len(groups["signs"]) == len(adaptation.RATES["signs"]) > len(ways)
+    settings = {"signs-160-full": "RESNET", "flowers-all": "LITE", "noise-25-full": "CHANGED"}
     for name, shared in settings.items():
-        assert "backbone" in shared
-        assert shared.items() <= vars(RECIPES[name]).items()
+        fields = getattr(adaptation, shared)
+        assert "backbone" in fields
+        assert fields.items() <= vars(RECIPES[name]).items()
 
 
 def test_adapt_alone_finds_its_own_rate():

@@ -1,13 +1,11 @@
 """Recipes as the released code trains, and the parts of it that are options."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 from refusals import refusals
 from tiny_images import tiny_world
-from tiny_results import write_by_hand
 
 import neural_similarity as ns
 from neural_similarity.lab import cli
@@ -16,7 +14,7 @@ from neural_similarity.lab.recipes import in_variant as named
 from neural_similarity.lab.train import read_run
 from neural_similarity.models import build
 from neural_similarity.nn import Diagonal, Full, Geometry, Static, parse_similarity
-from neural_similarity_paper.tables import TABLES, read_records
+from neural_similarity_paper.tables import TABLES
 
 NAMES = ("cnn", "cnn-parameters", "cnn++", "static-dns", "static-uns", "dynamic-dns", "dynamic-uns")
 START = torch.tensor([1.0, 0, 0, 0, 1, 0, 0, 0, 1])
@@ -81,15 +79,6 @@ def test_train_takes_the_variant_whole(tmp_path):
     assert runs[0].name == runs[1].name == "cifar10-static-dns@released"
     assert runs[0].recipe == runs[1].recipe
     assert runs[0].recipe.norm_eps == 1e-3
-
-
-def test_old_records_lack_the_new_fields(tmp_path):
-    path = write_by_hand(tmp_path, "cifar10-cnn", 1, [1, 0])
-    content = json.loads(path.read_text())
-    for field in ("optimizer", "orthogonality", "probability_floor", "norm_momentum", "norm_eps"):
-        del content["config"][field]
-    path.write_text(json.dumps(content))
-    assert [record.seed for record in read_records(tmp_path, "cifar10-cnn", 1)] == [1]
 
 
 def test_dynamic_dns_starts_near_the_identity_only_with_its_eps():

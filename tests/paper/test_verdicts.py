@@ -1,13 +1,9 @@
 """Verdicts: which interval counts, what adjusting does, and what a short schedule may say."""
 
-import json
-
 import pytest
-from tiny_results import PLAIN, STATIC, TINY_TABLE, write_by_hand
 from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab.train.statistics import Interval
-from neural_similarity_paper.tables import make_report, read_records, to_markdown
 from neural_similarity_paper.tables.kinds import has_failed
 from neural_similarity_paper.tables.report import Difference
 from neural_similarity_paper.tables.verdicts import Comparison, judge_comparisons
@@ -84,32 +80,3 @@ def test_tables_are_adjusted_by_themselves_and_the_page_for_false_discoveries():
 )
 def test_which_trainings_failed(losses, accuracy, failed):
     assert has_failed(losses, accuracy, 10) == failed
-
-
-@pytest.mark.usefixtures("tiny_table")
-def test_failed_runs_are_counted_apart(tmp_path):
-    """They leave the mean, the deviation, every difference and the pooled scatter."""
-    right = [1, 1, 1, 0, 0, 1, 1, 0]
-    for seed in (1, 2, 3, 4):
-        write_by_hand(tmp_path, PLAIN, seed, right)
-        path = write_by_hand(tmp_path, STATIC, seed, [1, 1, 1, 1, 0, 1, seed > 2, 1])
-    before = report_of(tmp_path)
-    content = json.loads(path.read_text())
-    content["data"]["classes"] = 4
-    content["metrics"] = [{"loss": 1.0}, {"loss": 2.0}]
-    path = write_by_hand(
-        tmp_path, STATIC, 5, [0] * 8, **{k: content[k] for k in ("data", "metrics")}
-    )
-    write_by_hand(tmp_path, PLAIN, 5, right)
-    assert [record.failed for record in read_records(tmp_path, STATIC, 1)] == [False] * 4 + [True]
-    after = report_of(tmp_path)
-    rows = [report.panels[0].lines[1] for report in (before, after)]
-    assert rows[0].baseline_difference.by_seed == rows[1].baseline_difference.by_seed
-    assert rows[0].baseline_difference.by_image == rows[1].baseline_difference.by_image
-    assert rows[0].value[1] == rows[1].value[1]
-    assert before.panels[0].scatter[0] > 0
-    assert "18.75 ± 7.22 (1 of 5 failed) | 5 |" in to_markdown(after)
-
-
-def report_of(results):
-    return make_report(TINY_TABLE, budget=1, results=results)
