@@ -104,6 +104,9 @@ def test_a_run_is_that_of_nsim_train_adapt(tiny_map, passes, way):
     assert (False, True) not in passes
     assert found["trained"] == summary["trained"]
     assert found["rates"] == ([] if way == "nothing" else [run.recipe.lr])
+    assert found["finite"]
+    if way == "full":
+        assert not MemoryRun.start(recipe, coloured_dataset(), tiny_map).train((1e38,))["finite"]
 
 
 GROUPS = {

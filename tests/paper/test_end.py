@@ -120,7 +120,8 @@ def test_a_search_trains_what_its_sheet_lacks_from_where_it_was_stopped(tmp_path
         end.run_search("tiny", tmp_path, tmp_path, [].append)
     runs = [read_run(path) for path in Path("runs", END_SEARCH).iterdir()]
     sheet = read_sheet(tmp_path / END_SEARCH / "tiny.json", SCORED).runs
-    assert len(runs) == len(sheet) == len(PEAKS) + 2
+    assert len(sheet) == len(PEAKS) + 2
+    assert {f"{run.recipe.lr:g} {run.recipe.weight_decay:g}" for run in runs} == sheet.keys()
     for run in runs:
         recipe = run.recipe
         assert (recipe.steps, recipe.validation, recipe.seed, run.budget) == (3, 8, 0, 0.5)
