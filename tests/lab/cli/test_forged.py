@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from forgeries import forged_json
 from lab.cli.test_output import STEERING
 from reliability.works import reproduce_study
@@ -14,10 +13,6 @@ from tiny_results import tiny_table as tiny_table
 
 from neural_similarity.lab import cli, session
 from neural_similarity.lab.cli import report
-from neural_similarity.lab.train import pack_correct
-from neural_similarity_paper.cli import studies
-from neural_similarity_paper.studies.adapt_map import MAP, map_cell
-from neural_similarity_paper.studies.trials import SearchPlace
 
 
 @pytest.fixture(scope="module")
@@ -88,38 +83,12 @@ def make_record(folder):
     assert cli.main(["record", str(run.path), "--results", "results"]) == 0
 
 
-def make_map(folder):
-    """A cell of runs whose images are right at random."""
-
-    def run_trial(trial, **_):
-        right = torch.rand(40, generator=torch.Generator().manual_seed(trial.draw)) < 0.5
-        return {"accuracy": 0.5, "trained": 7, "correct": pack_correct(right)}
-
-    study = replace(
-        studies.STUDIES[MAP.name],
-        run_trial=run_trial,
-        begin=lambda sheet, *_: sheet.facts.setdefault("statistics", "backbone"),
-        terms=lambda *_: {},
-    )
-    study.run(folder, folder / "results", lambda _: None)
-
-
-@pytest.fixture
-def small_map(monkeypatch):
-    """The map of one cell, of three draws and three ways."""
-    ways = {way: MAP.ways[way] for way in ("full", "norm", "full-norm")}
-    place = SearchPlace(("rotation-20",), (11,), (0.01,))
-    cell = map_cell("rotation-30", 2, (1, 2, 3))._replace(place=place)
-    study = replace(MAP, ways=ways, stages=(tuple(ways),), cells=(cell,))
-    monkeypatch.setitem(studies.STUDIES, MAP.name, study)
-
-
-RESULTS = {"tiny": make_record, "adapt-known": lambda _: reproduce_study(), "adapt-map": make_map}
+RESULTS = {"tiny": make_record, "adapt-known": lambda _: reproduce_study()}
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # What peft imports warns.
-@pytest.mark.usefixtures("tiny_table", "small_map")
+@pytest.mark.usefixtures("tiny_table")
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_table_of_forged_results(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

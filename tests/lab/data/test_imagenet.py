@@ -189,6 +189,7 @@ def test_lay_out_makes_train_and_val_of_every_class(tmp_path):
     """Of a file in two lists once; the source stays."""
     names = {"train": ("n1",), "trainval": ("n1", "n2"), "test": ("n3",)}
     source = write_csv(tmp_path / "mini", names, each=5)
+    (source / "._list.csv").write_bytes(b"of macOS")
     before = {path.name: path.read_bytes() for path in (source / "images").iterdir()}
     root = data.lay_out(source, tmp_path / "made", held_out=2)
     dataset = load(root)

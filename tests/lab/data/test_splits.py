@@ -41,15 +41,6 @@ def test_mini_imagenet_is_never_split_at_random(tmp_path):
         load_split("mini-imagenet", tmp_path)
 
 
-def test_a_class_may_be_called_train(tmp_path):
-    for i, name in enumerate(("train", "tram", "bus")):
-        for j in range(2):
-            picture(tmp_path / name / f"{j}.png", 2 * i + j)
-    split = load_split("classes", tmp_path, image_size=6)
-    found = [name for part in CLASS_PARTS for name in split.images_of_part(part).classes]
-    assert sorted(found) == ["bus", "train", "tram"]
-
-
 def test_classes_are_shared_out_at_random_always_alike(tmp_path):
     names = [f"class{i:03}" for i in range(25)]
     split = random_split(names)

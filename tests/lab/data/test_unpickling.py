@@ -1,10 +1,6 @@
 """Pickles of data: arrays of plain numbers are read, nothing else can be made or called."""
 
 import pickle
-import pickletools
-import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -118,63 +114,3 @@ def test_anything_else_is_refused(tmp_path, name):
 def test_a_place_in_the_memo_costs_nothing(tmp_path):
     """`pickle` makes room for all places below, 64 GiB of them."""
     assert read(tmp_path, b"\x80\x02}r\xff\xff\xff\xff.") == {}
-
-
-CHILD = """
-import resource, sys
-from pathlib import Path
-from neural_similarity.lab.data.pickles import _read_part
-from neural_similarity.lab.data.unpickling import unpickle_arrays
-
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-limit = pages * resource.getpagesize() + 2**30
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-for path in sorted(Path(sys.argv[1]).iterdir()):
-    print(path.name, flush=True)
-    for read in (unpickle_arrays, _read_part):
-        try:
-            repr(read(path))
-        except ValueError as error:
-            assert str(path) in str(error), error
-"""
-
-
-def hostile_pickles(count, seed):
-    """Damaged good ones, hostile ones inside of good ones, and programs of random instructions."""
-    draw = random.Random(seed)
-    pixels = np.zeros((4, 2, 2, 3), np.uint8)
-    good = {"image_data": pixels, "class_dict": {"a": [0, 1], "b": np.arange(2, 4)}}
-    older = {"data": pixels, "labels": ["a", "a", "b", "b"]}
-    made = [*HOSTILE.values(), array(Made(np.dtype, ("V8",), FIELDS), b"A" * 32, (4,))]
-    codes = [code.code.encode("latin1") for code in pickletools.opcodes]
-    for number in range(count):
-        protocol = draw.randrange(pickle.HIGHEST_PROTOCOL + 1)
-        value = dict(draw.choice([good, older]))
-        if number % 3 == 0:
-            value[draw.choice([*value, "labels", "class_dict"])] = draw.choice(made)
-        content = bytearray(pickle.dumps(value, protocol))
-        for _ in range(draw.choice([0, 1, 2, 5, 20])):
-            place = draw.randrange(len(content))
-            new = draw.choice([bytes([draw.randrange(256)]), draw.choice(codes), b""])
-            content[place : place + draw.choice([0, 1, 1, 4])] = new * draw.choice([1, 1, 1, 3])
-        if number % 3 == 1:
-            program = [
-                draw.choice(codes) + draw.randbytes(draw.choice([0, 1, 4])) for _ in "1" * 30
-            ]
-            start = draw.randrange(len(content))
-            content[start:start] = b"".join(program)
-        yield bytes(content)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_hostile_pickles_crash_nothing(tmp_path, seed):
-    """300 in each of four processes: whatever they do, a clear error names the file."""
-    for name, content in BYTES.items() if seed == 0 else ():
-        (tmp_path / f"{name}.pkl").write_bytes(content)
-    for number, content in enumerate(hostile_pickles(300, seed)):
-        (tmp_path / f"{number:03}.pkl").write_bytes(content)
-    command = [sys.executable, "-c", CHILD, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    last = tmp_path / (done.stdout.split("\n")[-2] if done.stdout else "none")
-    assert done.returncode == 0, f"{last.name}: {done.returncode} {done.stderr[-500:]}"

@@ -16,12 +16,11 @@ from neighbours import neighbours as neighbours
 from PIL import Image
 from reliability.works import fake_compiler
 from tiny_classes import BY_TASKS
-from tiny_folders import picture, write_csv, write_folders
 from tiny_images import TINY, tiny_world
 from tiny_results import STATIC
 from tiny_results import tiny_table as tiny_table
 
-from neural_similarity.lab import data, session
+from neural_similarity.lab import session
 from neural_similarity.lab.folders import locked_folder, remove_folder
 from neural_similarity.lab.recipes import RECIPES
 from neural_similarity.lab.tasks.few_shot.evaluation import read_evaluations
@@ -186,31 +185,6 @@ def test_a_few_shot_run_and_its_evaluations_touch_no_neighbour(neighbours, tmp_p
     page = tmp_path / "page.html"
     nsim(f"report {out} --out {page}")
     assert page.read_text().count(" ± ") == 2
-    neighbours.assert_untouched()
-
-
-@most_kinds
-def test_a_data_folder_keeps_its_neighbours(neighbours, tmp_path):
-    source, root = write_csv(tmp_path / "source"), tmp_path / "root"
-    hidden = (".laying-out.bak", ".laid-out.bak", "laid-out", "train~", ".listing.json.bak")
-    (source / "._list.csv").write_bytes(b"of macOS")
-    root.mkdir()
-    neighbours.add(tmp_path, likeness=source / "images", names=[*NAMES, *hidden])
-    data.lay_out(source, root, held_out=1)
-    neighbours.add(root, names=[*NAMES, *hidden])
-    found = data.load_dataset("imagenet", root)
-    assert (len(found.train), len(found.test)) == (4, 4)
-    neighbours.assert_untouched()
-
-
-@most_kinds
-def test_a_cache_of_decoded_images_keeps_its_neighbours(neighbours, tmp_path):
-    write_folders(tmp_path / "set")
-    for seed in (98, 99):
-        first = data.load_split("classes", tmp_path / "set", image_size=6)
-        neighbours.add(tmp_path / "set", likeness=tmp_path / "set" / "train" / "ant")
-        assert data.load_split("classes", tmp_path / "set", image_size=6).digest == first.digest
-        picture(tmp_path / "set" / "test" / "dog" / "0.png", seed)
     neighbours.assert_untouched()
 
 
