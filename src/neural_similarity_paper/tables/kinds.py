@@ -270,7 +270,8 @@ class EvaluationRecords(RunRecords):
     def group_records(self, records: Sequence[Record], row: Row) -> dict[Hashable, list[Record]]:
         """Evaluations on test classes, by training classes, statistics, tasks and start."""
         wanted = row.method, replace(TABLE_TASKS, shots=row.shots), "test"
-        longest: dict[Hashable, Record] = {}  # Of those that differ in the number of tasks alone.
+        # Of those that differ in the number of tasks alone.
+        longest: dict[tuple[Hashable, ...], Record] = {}
         for record in sorted(records, key=lambda record: len(record.correct)):
             evaluation, tasks = record.evaluation, record.evaluation.tasks
             if (evaluation.method, evaluation.sizes, tasks["part"]) == wanted:
