@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
 
 from neural_similarity_paper.cli.studies import STUDIES
@@ -63,25 +64,23 @@ def test_no_record_has_a_rate_that_saw_a_scored_image():
         assert not chosen & shown
 
 
+def percents(report, at=0):
+    """Accuracies of ways over draws and images."""
+    return {way: 100 * x.double().mean().item() for way, x in report.correct[at].items()}
+
+
 def test_what_the_page_says_of_the_older_map(older_map):
-    rows = [table_row(cell, best_baseline(OLDER_MAP, cell)) for cell in older_map]
+    rows = []
+    for report in older_map:
+        best, scores, own = best_baseline(OLDER_MAP, report), percents(report), percents(report, 1)
+        texts = f"{scores['full']:.2f}", f"{own['full']:.2f}", f"{scores[best]:.2f}"
+        leads = (interval_text(report.leads[at][best].interval) for at in (0, 1))
+        cells = report.cell.label, *texts[:2], f"{OLDER_MAP.ways[best].label}, {texts[2]}", *leads
+        rows.append(f"| {' | '.join(cells)} |")
     assert "\n".join(rows) in PAGE
     ahead, own = (sum(is_ahead(OLDER_MAP, cell, at) for cell in older_map) for at in (0, 1))
     told = f"{len(older_map)} of 36 cells have run; M is ahead of every other method in {ahead}"
     assert f"{told}, with its default learning rate in {own}." in PAGE
-
-
-def table_row(cell, best):
-    leads = " | ".join(interval_text(cell.leads[at][best].interval) for at in (0, 1))
-    label = OLDER_MAP.ways[best].label
-    return (
-        f"| {cell.cell.label} | {accuracy(cell, 'full')} | "
-        f"{accuracy(cell, 'full', 1)} | {label}, {accuracy(cell, best)} | {leads} |"
-    )
-
-
-def accuracy(cell, way, at=0):
-    return f"{100 * cell.correct[at][way].double().mean():.2f}"
 
 
 def test_what_the_page_says_of_ways_that_train(older_map):
@@ -103,58 +102,42 @@ def test_what_the_page_says_of_ways_that_train(older_map):
 
 
 def test_what_the_page_says_of_rates():
-    text = " ".join(PAGE.split())
-    cells, fixed_rates = OLDER_RATES.read(RESULTS), [*OLDER_RATES.ways][1:]
-    scores = {report.cell.name: percents(report) for report in cells}
-    best = {cell: max(own[rate] for rate in fixed_rates) for cell, own in scores.items()}
-    lost = {w: {cell: best[cell] - own[w] for cell, own in scores.items()} for w in cells[0].runs}
-    own = lost["curvature"]
-    near = sum(points <= NEAR for points in own.values())
-    assert f"within one point of the best of five rates in {near} of {len(cells)} cells" in text
-    few = [points <= NEAR for cell, points in own.items() if cell.endswith("-5")]
+    reports, ways, text = OLDER_RATES.read(RESULTS), [*OLDER_RATES.ways], " ".join(PAGE.split())
+    scores = np.array([[percents(report)[way] for way in ways] for report in reports])
+    lost = scores[:, 1:].max(1, keepdims=True) - scores  # The first way is the default.
+    means, near = lost.mean(0), (lost <= NEAR).sum(0)
+    names = [report.cell.name for report in reports]
+    assert f"within one point of the best of five rates in {near[0]} of {len(names)} cells" in text
+    few = lost[[name.endswith("-5") for name in names], 0] <= NEAR
     assert f"{sum(few)} of {len(few)} at 5 labels among them" in text
-    worst = max(own, key=own.__getitem__)
-    assert f"at most {own[worst]:.2f}, {CHANGES[worst.removesuffix('-10')]}, 10 labels" in text
-    assert f"on average {fmean(own.values()):.2f} points" in text
-    fixed = min(fixed_rates, key=lambda rate: fmean(lost[rate].values()))
-    told = f"{fmean(lost[fixed].values()):.2f} and {max(lost[fixed].values()):.2f}"
-    assert f"one learning rate for all cells, {fixed}, loses {told}" in text
-    runs = [run for cell in cells for run in cell.runs["curvature"]]
+    worst = names[lost[:, 0].argmax()].removesuffix("-10")
+    assert f"at most {lost[:, 0].max():.2f}, {CHANGES[worst]}, 10 labels" in text
+    assert f"on average {means[0]:.2f} points" in text
+    fixed = 1 + means[1:].argmin()
+    told = f"{ways[fixed]}, loses {means[fixed]:.2f} and {lost[:, fixed].max():.2f}"
+    assert f"one learning rate for all cells, {told}" in text
+    former = ways.index("0.003")
+    told = f"within one point in {near[former]} cells and loses {means[former]:.2f} on average"
+    assert f"0.003, is {told}" in text
+    runs = [run for report in reports for run in report.runs["curvature"]]
     assert all(run["finite"] for run in runs)
     low, high = (find(run["lr"] for run in runs) for find in (min, max))
-    former = lost["0.003"].values()
-    close = sum(points <= NEAR for points in former)
-    told = f"0.003, is within one point in {close} cells and loses {fmean(former):.2f} on average"
-    assert told in text
     assert f"The default lay between {low:g} and {high:g}" in text
 
 
-def runs_of(study):
-    return read_sheet(study.sheet_path(RESULTS, study.cells[0].file)).runs
-
-
-def score_of(run):
-    return f"{100 * run['accuracy']:.2f}"
-
-
 def test_what_the_page_says_of_known_changes():
-    runs = runs_of(KNOWN_CHANGES)
-    found = {
-        (change, way): runs[str(Trial(way, (1.0,), change, 0))]
+    runs = read_sheet(KNOWN_CHANGES.sheet_path(RESULTS, KNOWN_CHANGES.cells[0].file)).runs
+    score = {
+        (change, way): 100 * runs[str(Trial(way, (1.0,), change, 0))]["accuracy"]
         for change in KNOWN
         for way in KNOWN_CHANGES.ways
     }
-    full, undone, plain = (found["rotation-90", way] for way in ("full", "undone", "nothing"))
-    corrected = f"compared with {score_of(undone)} % for images"
-    assert f"is at {score_of(full)} % at 90°, {corrected}" in SECTION
-    assert f"and {score_of(plain)} % for the network without adaptation" in SECTION
-    behind = [
-        100 * (found[change, "nothing"]["accuracy"] - found[change, "full"]["accuracy"])
-        for change in KNOWN
-        if change != "rotation-90"
-    ]
+    full, undone, plain = (score["rotation-90", way] for way in ("full", "undone", "nothing"))
+    assert f"is at {full:.2f} % at 90°, compared with {undone:.2f} % for images" in SECTION
+    assert f"and {plain:.2f} % for the network without adaptation" in SECTION
+    behind = [score[c, "nothing"] - score[c, "full"] for c in KNOWN if c != "rotation-90"]
     assert f"M is {min(behind):.0f} to {max(behind):.0f} points behind the network" in SECTION
-    better = {c for c in KNOWN if found[c, "undone"]["accuracy"] > found[c, "nothing"]["accuracy"]}
+    better = {change for change in KNOWN if score[change, "undone"] > score[change, "nothing"]}
     assert better == {"rotation-30", "rotation-45", "rotation-90", "zoom-1.33"}
 
 
@@ -173,22 +156,13 @@ def test_what_the_page_says_of_streams():
     assert told == [", ".join(f"{name} {score:.2f} %" for name, score in scores)]
 
 
-def percents(report):
-    return {way: 100 * x.double().mean().item() for way, x in report.correct[0].items()}
-
-
 def test_what_the_page_says_of_tasks():
     """Means over tasks and orders, and M's scatter between orders."""
     (report,) = OLDER_CONTINUAL.read(RESULTS)
     orders = {w: (100 * x.double().mean(1)).tolist() for w, x in report.correct[0].items()}
-    names = {
-        "norm-statistics": "batch normalisation",
-        "residual": "TSA",
-        "ssf": "SSF",
-        "head": "the probe",
-        "full": "M",
-        "piggyback": "Piggyback",
-    }
+    ways = ("norm-statistics", "residual", "ssf", "head", "full", "piggyback")
+    told = ("batch normalisation", "TSA", "SSF", "the probe", "M", "Piggyback")
+    names = dict(zip(ways, told, strict=True))
     ranked = sorted(orders, key=lambda way: fmean(orders[way]), reverse=True)
     told = ", ".join(f"{names[way]} {fmean(orders[way]):.1f}" for way in ranked)
     assert f"Means over five orders, in percent: {told}." in SECTION

@@ -79,7 +79,9 @@ def test_row_by_hand(tmp_path):
     assert row[10:] == ["1.23 M", "67 M", "2:00"]
 
 
-def test_the_picture_has_the_intervals_of_the_table(tmp_path, monkeypatch):
+def test_the_picture_has_the_intervals_of_the_table_and_adaptations_their_numbers(
+    tmp_path, monkeypatch
+):
     write_three_seeds(tmp_path)
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
@@ -91,10 +93,12 @@ def test_the_picture_has_the_intervals_of_the_table(tmp_path, monkeypatch):
     expected = [(-69.68, -20, 29.68), (-36, -20, -4)]
     assert found == [pytest.approx(interval, abs=0.01) for interval in expected]
     for record in (tmp_path / STATIC).rglob("*.json"):
-        edit(record, "summary", trained=81)
+        edit(record, "summary", trained=81, bytes=1700)
     draw_report(make_report(TINY_TABLE, budget=1, results=tmp_path), tmp_path / "table.png")
     (point,) = drawn[1].axes[2].containers
     assert point.lines[0].get_xydata().tolist() == [[81, pytest.approx(20)]]
+    last = [cells(markdown_of(tmp_path), row)[-2:] for row in ("network", "static", "plain")]
+    assert last == [["trained", "file, kB"], ["81", "1.7"], ["", ""]]
 
 
 def test_without_a_common_seed_there_is_no_difference(tmp_path):

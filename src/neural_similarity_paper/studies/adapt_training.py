@@ -76,15 +76,14 @@ class MemoryRun:
         With `then_all`, the similarities are folded after half of the steps, and all weights train
         for the other half, at the last rate. A run that diverges is scored as it is.
         """
-        recipe, trained = self.run.recipe, trained_numbers(self.network)
+        recipe, trained = self.task.recipe, trained_numbers(self.network)
         steps = range(recipe.steps)
         if not then_all:
             used = self.fit_parts(rates, steps)
         else:
             used = self.fit_parts(rates[:1], steps[: len(steps) // 2])
             network = fold(self.network)
-            norm = self.task.recipe.norm_mode
-            self.state.model = freeze_backbone(network, norm=norm, train=["*"])
+            self.state.model = freeze_backbone(network, norm=recipe.norm_mode, train=["*"])
             used += self.fit_parts(rates[-1:], steps[len(steps) // 2 :])
             trained += trained_numbers(self.network)
         return self.facts() | {"rates": used, "trained": trained, "finite": self.is_finite}
