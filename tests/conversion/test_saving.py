@@ -255,16 +255,6 @@ def test_numbers_that_are_not_finite_are_not_saved(backbone, tmp_path, name, val
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_adapters_have_the_types_of_their_network(backbone, tmp_path, dtype):
-    model = ns.freeze_backbone(ns.convert(backbone.to(dtype), "static-full"), train="fc")
-    nn.init.normal_(model.conv1.similarity.raw)
-    file = ns.save_adapter(model, tmp_path / "a")
-    assert {tensor.dtype for tensor in load_file(file).values()} == {dtype}
-    again = ns.load_adapter(backbone, file).state_dict()
-    assert all(torch.equal(again[key], tensor) for key, tensor in model.state_dict().items())
-
-
 def test_an_m_that_its_layer_does_not_hold_is_not_saved(backbone, tmp_path):
     model = ns.freeze_backbone(ns.convert(backbone.bfloat16(), "static-full"), train=())
     model.conv1.similarity.float()
