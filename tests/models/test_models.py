@@ -71,7 +71,6 @@ test_errors = refusals(
     ({"depth": 3}, "`depth` is not an option of cnn9, which has in_channels, image_size, "),
     ({"name": "cnn10", "variant": "paper"}, "`variant` is not an option of cnn10, which has "),
     ({"name": "spherenet9", "similarity": "static-full"}, "`similarity` must be None in a Sph"),
-    ({"name": "spherenet9", "angle": "sine"}, "`angle` must be one of cosine, linear, sigmoid"),
     ({"name": "spherenet9", "variant": "tf"}, "`variant` must be one of paper, released, got"),
     call=lambda options: models.build(**{"name": "cnn9", "num_classes": 10, **options}),
 )

@@ -75,14 +75,7 @@ def test_orthogonality_of_a_network_counts_every_layer_once():
 
 
 test_errors = refusals(
-    (lambda: ns.SphereConv2d(4, 6, 3, angle="sine"), "`angle` must be one of cosine, linear"),
-    (lambda: ns.SphereConv2d(4, 6, 3, normalize="none"), "`normalize` must be one of both"),
-    (
-        lambda: ns.SphereConv2d(4, 6, 3, normalize="input", angle="linear"),
-        '`normalize` must be "both" for `angle` \'linear\', got "input"',
-    ),
     (lambda: ns.SphereConv2d(4, 6, 3, k=-1.0), "`k` must be positive, got -1.0"),
-    (lambda: ns.SphereConv2d(4, 6, 3, eps=0.0), "`eps` must be positive, got 0.0"),
     (lambda: ns.SphereConv2d(4, 6, 3, learn_k=True), '`learn_k` needs `angle` "sigmoid"'),
     (lambda: ns.orthogonality(nn.Conv2d(4, 6, 3)), "`layers` must hold an ns.SphereConv2d"),
 )
