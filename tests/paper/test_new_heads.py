@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -31,6 +32,21 @@ def test_the_cells_are_those_of_the_page():
 def test_the_table_is_what_the_command_writes():
     table = ROOT / "docs/evidence/table-new-heads.md"
     assert table.read_text("utf-8") == new_heads.new_heads_to_markdown(ROOT / "results")
+
+
+def test_rules_on_the_page_have_the_accuracy_of_their_runs():
+    runs = read_sheet(new_heads.sheet_path(ROOT / "results")).runs
+    rows = re.findall(r"^\| ([A-L]), (.*?) rule \| (.*) \|$", PAGE, re.M)
+    rows += re.findall(r"^\| ([A-L]), best of five rates, ([\d.]+) \| (.*) \|$", PAGE, re.M)
+    assert len(rows) == 5 * 2 + 4
+    for cell, rule, cells in rows:
+        way = {"third": "third 0", "fourth": "default 0", "fifth": "fifth 0"}
+        seeds = CELLS[cell].seeds
+        scores = [
+            runs[f"{way.get(rule, f'rate {rule}')} {cell} {seed}"]["accuracy"] for seed in seeds
+        ]
+        expected = [f"{100 * score:.1f}" for score in (*scores, fmean(scores))]
+        assert cells.split(" | ") == expected, (cell, rule)
 
 
 @pytest.mark.parametrize("name", CELLS)
