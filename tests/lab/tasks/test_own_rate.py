@@ -138,6 +138,8 @@ def test_steps_are_larger_for_all_weights_by_the_batchs_statistics(train, norm, 
     network = adapt_network(plain, recipe).train()
     fields = own_rate.new_head_fields(network, images_of(10, 100), PREPROCESS, recipe)
     assert fields["lr"] == step
+    memory = replace(recipe, **fields).square_momentum
+    assert memory == (0.99 if "M" in train else 0.999)
 
 
 @pytest.mark.parametrize("head", ["linear", "of tokens", "convolution"])

@@ -56,6 +56,7 @@ ELSEWHERE = {
     *("dataset", "image_size", "similarity_decay", "channels_last", "compile", "threads"),
     *("log_every", "evaluate_every", "checkpoint_seconds", "checkpoint_every", "schedule"),
     *("penalty", "penalty_measure", "orthogonality", "workers", "track", "sync_norms"),
+    "square_momentum",
 }
 
 
@@ -121,10 +122,11 @@ def test_one_cycle_reaches_the_optimizer(tmp_path):
 
 def test_adam_is_adam(tmp_path):
     changes = {"lr": 0.01, "weight_decay": 0.0, "steps": 1, "drops": (), "momentum": 0.8}
+    changes |= {"square_momentum": 0.9}
     run = train_tiny(tmp_path, optimizer="adam", **changes)
     optimizer = fitting.initial_state(run, choose_runtime("cpu")).optimizer
     assert type(optimizer) is torch.optim.Adam
-    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.999)}
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}
     before, after = (dict(model.named_parameters()) for model in (run.build(), load(run)))
     moved = (after["classifier.weight"] - before["classifier.weight"]).detach().abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-2, atol=0)

@@ -29,6 +29,8 @@ share of it that is left where the classes are apart before training."""
 BY_BATCH = 8
 """Factor on it where all weights train, without M, and the batch's statistics normalise; times the
 share that is left, again, but at least 1."""
+SQUARE_MOMENTUM = 0.99
+"""Adam's β2 where M trains: 100 updates, in which M's gradient does not grow much with the head."""
 LOGIT_STEP = 0.4
 """What an update of a new head changes a logit by, at most."""
 
@@ -54,6 +56,8 @@ def new_head_fields(
     share = min(1.0, max(LEAST_SHARE, 2 * wrong))
     factor = max(1.0, BY_BATCH * share) if _is_free_of_scale(network, recipe) else 1.0
     fields["lr"] = _agree(STEP * share * factor)
+    if "M" in recipe.parts:
+        fields["square_momentum"] = SQUARE_MOMENTUM
     text = (
         f"Adam in one cycle, whose updates change M and kernels by {fields['lr']:.1%} where "
         f"{wrong:.0%} of {len(labels)} images are nearer to another class"

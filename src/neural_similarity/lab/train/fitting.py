@@ -162,7 +162,8 @@ def make_optimizer(recipe: TrainingRecipe, groups: list[dict[str, Any]]) -> torc
     """The recipe's optimiser of the groups, which may be empty."""
     groups = groups or [{"params": []}]
     if recipe.optimizer == "adam":
-        return torch.optim.Adam(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
+        betas = recipe.momentum, recipe.square_momentum
+        return torch.optim.Adam(groups, lr=recipe.lr, betas=betas)
     options = {"lr": recipe.lr, "momentum": recipe.momentum, "nesterov": recipe.nesterov}
     return torch.optim.SGD(groups, **options)
 

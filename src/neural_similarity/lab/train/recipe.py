@@ -100,6 +100,8 @@ class TrainingRecipe:
     """Gradient descent with momentum, or Adam; both add the decay to the gradient."""
     momentum: float = 0.9
     """Momentum of the gradient descent, β1 of Adam."""
+    square_momentum: float = 0.999
+    """Momentum of the squared gradients, β2 of Adam."""
     nesterov: bool = False
     """Nesterov's momentum in the gradient descent."""
     batch_size: int = 128

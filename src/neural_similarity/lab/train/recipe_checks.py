@@ -15,8 +15,8 @@ POSITIVE = ("width", "steps", "lr", "drop_factor", "batch_size", "log_every", "e
 POSITIVE += ("norm_eps",)
 NOT_NEGATIVE = ("momentum", "weight_decay", "similarity_decay", "label_smoothing", "crop", "seed")
 NOT_NEGATIVE += ("validation", "threads", "workers", "checkpoint_every", "penalty")
-NOT_NEGATIVE += ("orthogonality", "probability_floor", "norm_momentum")
-BELOW_1 = ("momentum", "label_smoothing")
+NOT_NEGATIVE += ("orthogonality", "probability_floor", "norm_momentum", "square_momentum")
+BELOW_1 = ("momentum", "square_momentum", "label_smoothing")
 AT_MOST = {"drop_factor": 1, "norm_momentum": 1, "width": MOST_WIDTH, "threads": MOST_THREADS}
 FIELD_KINDS = {
     int: (int, "be an integer"),
