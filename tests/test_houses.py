@@ -295,3 +295,12 @@ def test_the_table_of_modules_has_every_room_with_its_imports():
     expected = {f"{house}{room}": imported(house, room) for house, room in rooms}
     expected["benchmarks"] = {"lab", "library"}
     assert {room: {*filter(None, others.split(", "))} for room, others in rows} == expected
+
+
+def test_pages_for_contributors_name_what_the_code_has():
+    pages = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "explanation" / "architecture.md")
+    names = set(re.findall(r"`(?:\w+\.)?(\w+)`", "".join(page.read_text() for page in pages)))
+    every = (path for folder in ("src", "scripts") for path in (ROOT / folder).rglob("*"))
+    files = [path for path in every if path.suffix in (".py", ".pyi", ".toml")]
+    files.append(ROOT / "mkdocs.yml")
+    assert names <= set(re.findall(r"\w+", "".join(path.read_text() for path in files)))

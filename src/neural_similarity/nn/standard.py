@@ -25,23 +25,25 @@ def standard_frame(
     known = type(structure) in (DiagonalModule, FullModule) and structure.residual
     if not known or not geometry.spatial:
         return None
-    frame = geometry.window, same_window(geometry.kernel_size), geometry.groups
-    full = type(structure) is FullModule
+    window, groups = geometry.window, geometry.groups
+    same, full = same_window(geometry.kernel_size), type(structure) is FullModule
     if type(spec) is Light and spec.bound == "tanh":
         hidden = LightModule.hidden_channels(spec, geometry)
-        return LayerFrame(*frame, _LIGHT_EPS, (hidden * geometry.taps) ** 0.5, full, "light")
+        factor = (hidden * geometry.taps) ** 0.5
+        return LayerFrame(window, same, groups, _LIGHT_EPS, factor, full, "light")
     if type(spec) is Pooled and spec.bound == "tanh":
         # A single channel has a deviation beside its average, and mirrored pixels do not count.
         if geometry.in_channels == 1 or geometry.padding_mode != "zeros":
             return None
-        return LayerFrame(*frame, 0.0, geometry.in_channels**0.5, full, "pooled")
-    if not isinstance(spec, SphereNet) or type(spec) is not SphereNet or spec.normalize == "both":
+        factor = geometry.in_channels**0.5
+        return LayerFrame(window, same, groups, 0.0, factor, full, "pooled")
+    if type(spec) is not SphereNet or spec.normalize == "both":
         return None
     if spec.batch_norm or spec.per_image or spec.bounded or spec.resolution > 1:
         return None
     factor = (geometry.in_channels * geometry.taps) ** 0.5 if spec.normalize == "rms" else 1.0
     last = same_window((spec.last_kernel_size,) * len(geometry.kernel_size))
-    return LayerFrame(frame[0], last, geometry.groups, spec.eps, factor, full, "sphere")
+    return LayerFrame(window, last, groups, spec.eps, factor, full, "sphere")
 
 
 def standard_parts(
@@ -65,13 +67,10 @@ def standard_parts(
     first, last = layers
     taps, hidden = prod(frame.window.kernel_size), first.weight.shape[0]
     scalars = taps**2 if frame.full else taps
-    first_size, last_size, first_bias = frame.window.kernel_size, (), None
-    if frame.predictor == "pooled":
-        first_size, first_bias = (), first.bias
-    else:
-        last_size = last.kernel_size
-    if frame.predictor == "light":
-        first_size = (1,) * len(last_size)
+    size = frame.window.kernel_size
+    first_size = {"sphere": size, "light": (1,) * len(size), "pooled": ()}[frame.predictor]
+    last_size = getattr(last, "kernel_size", ())  # The weights of a linear layer have no window.
+    first_bias = first.bias if frame.predictor == "pooled" else None
     fits = (
         first.weight.shape == (hidden, operands[0].shape[1], *first_size)
         and last.weight.shape == (scalars, hidden, *last_size)
@@ -114,6 +113,7 @@ def _standard_layers(frame: LayerFrame, spec: object, predictor: Any) -> tuple[A
     else:
         pixel = Window(ones, ones, (0,) * len(ones), ones)
         known = _has_window(first, pixel) and first.bias is None and _has_window(last, frame.window)
+        # The factor is √(hidden channels · K), see `standard_frame`.
         same = known and len(first.weight) * prod(last.kernel_size) == round(frame.factor**2)
     return (first, last) if same else None
 

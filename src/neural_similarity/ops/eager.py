@@ -50,7 +50,9 @@ class Eager:
                 of_columns = promote_dtype(kernel.mT @ outgoing).reshape(tile.patches.shape)
                 if needs[2]:
                     target = tile.rows_of(results[2])
-                    target.copy_(_agree(of_columns, tile.patches, tile.m).reshape(target.shape))
+                    target.copy_(
+                        _m_gradient(of_columns, tile.patches, tile.m).reshape(target.shape)
+                    )
                 if needs[0]:
                     m = tile.m if tile.m.dim() == 4 else tile.m.transpose(2, 3)
                     tile.add_patches(_mix(of_columns, m), of_padded)
@@ -139,8 +141,8 @@ def _mix(patches: Tensor, m: Tensor) -> Tensor:
     return torch.einsum("nbstp,nbctp->nbcsp", m, patches.to(m.dtype))
 
 
-def _agree(of_columns: Tensor, patches: Tensor, m: Tensor) -> Tensor:
-    """The gradient of M, in its shape."""
+def _m_gradient(of_columns: Tensor, patches: Tensor, m: Tensor) -> Tensor:
+    """The gradient of M, in its shape: column i of Wᵀ∇y times entry j of the patch, by position."""
     if m.dim() == 4:
         return (of_columns * patches).sum(2)
     return torch.einsum("nbcsp,nbctp->nbstp", of_columns, patches.to(of_columns.dtype))

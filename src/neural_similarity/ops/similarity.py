@@ -199,7 +199,7 @@ def dynamic_conv(
             differ.
     """
     x, weight, m, window, _ = given
-    diagonal = _check_dynamic(m, x, window, output, blocks)
+    diagonal = _checked_is_diagonal(m, x, window, output, blocks)
     if autocast_dtype(x) != autocast_dtype(weight):
         raise ValueError(f"`weight` must have the input's dtype {x.dtype}, got {weight.dtype}")
     given = given._replace(x=x.to(autocast_dtype(x)))
@@ -291,7 +291,7 @@ def _check_static(similarity: Tensor, weight: Tensor, blocks: Blocks | None) -> 
         )
 
 
-def _check_dynamic(
+def _checked_is_diagonal(
     similarity: Tensor, x: Tensor, frame: Window, output: tuple[int, ...], blocks: Blocks | None
 ) -> bool:
     """Whether M is diagonal; an error unless it has one matrix per output position or image."""

@@ -16,8 +16,15 @@ load_entries("methods")
 
 
 def task_of(recipe: TrainingRecipe) -> type[Task[Any, Any]]:
-    """The task of recipes of this class."""
-    return next(task for task in TASK_KINDS if type(recipe) is task.RUN.RECIPE)
+    """The task of recipes of this class.
+
+    Raises:
+        ValueError: no kind of run has it.
+    """
+    for task in TASK_KINDS:
+        if type(recipe) is task.RUN.RECIPE:
+            return task
+    raise ValueError(f"`recipe` must be of a class in TASK_KINDS, got {type(recipe).__name__}")
 
 
 def command_task(command: str) -> type[Task[Any, Any]] | None:

@@ -62,51 +62,51 @@ class Backbone:
     """A pretrained network.
 
     Args:
-        word: its name, see the module's docstring.
+        source: its name, see the module's docstring.
         weights: file of weights to load in place of the library's.
         pretrained: whether timm's and torchvision's networks come with weights.
         classifier: "new"; "kept", its own; or "auto", by the names of the classes.
-        unknown: whether "auto" keeps a classifier of matching size with unnamed classes.
+        keeps_unnamed: whether "auto" keeps a classifier of matching size with unnamed classes.
         where: layers that have the similarity in a run that is trained on, all by default.
         kinds: kinds of runs that a run folder may hold.
     """
 
-    word: str
+    source: str
     weights: str | None = None
     pretrained: bool = True
     classifier: str = "auto"
-    unknown: bool = True
+    keeps_unnamed: bool = True
     where: str | None = None
     kinds: tuple[type[Run], ...] = (Run, FewShotRun)
 
     @property
     def _is_named(self) -> bool:
-        return self.word.startswith((TIMM, TORCHVISION))
+        return self.source.startswith((TIMM, TORCHVISION))
 
     @property
     def takes_any_channels(self) -> bool:
         """Whether the network can be built for images of any number of channels."""
-        return self.word.startswith(TIMM) and self.weights is None
+        return self.source.startswith(TIMM) and self.weights is None
 
     @property
     def _library_name(self) -> str:
-        return self.word.partition(":")[2]
+        return self.source.partition(":")[2]
 
     def _require_found(self) -> None:
-        if not (self._is_named or (self.word and Path(self.word).exists())):
-            raise ValueError(f"`backbone` must be {SOURCES}, got {self.word!r}")
+        if not (self._is_named or (self.source and Path(self.source).exists())):
+            raise ValueError(f"`backbone` must be {SOURCES}, got {self.source!r}")
 
     def pretrained_input(self, recipe: TrainingRecipe) -> PretrainedInput:
         """The input that it was trained on; a file is of the recipe's network."""
         self._require_found()
-        if self.word.startswith(TIMM):
-            config = _library_of(self.word).get_pretrained_cfg(self._library_name)
+        if self.source.startswith(TIMM):
+            config = _library_of(self.source).get_pretrained_cfg(self._library_name)
             if config is None:
                 return PretrainedInput(3, 224, Preprocess(*IMAGENET_STATISTICS))
             channels, size, _ = config.input_size
             return PretrainedInput(channels, size, Preprocess(config.mean, config.std))
-        if self.word.startswith(TORCHVISION):
-            weights = _library_of(self.word).get_model_weights(self._library_name)
+        if self.source.startswith(TORCHVISION):
+            weights = _library_of(self.source).get_model_weights(self._library_name)
             shown = weights.DEFAULT.transforms()
             size = getattr(shown, "crop_size", [224])[0]
             mean, std = (
@@ -118,7 +118,7 @@ class Backbone:
             fields = ("model", "width", "variant", "norm_momentum", "norm_eps")
             known = {field: getattr(run.recipe, field) for field in fields}
             return PretrainedInput(run.channels, run.image_size, run.preprocess, known)
-        kernels = (t for t in _read_tensors(Path(self.word)).values() if t.dim() == 4)
+        kernels = (t for t in _read_tensors(Path(self.source)).values() if t.dim() == 4)
         first = next(kernels, torch.empty(1, 3, 1, 1))
         return PretrainedInput(first.shape[1], models.usual_sizes(recipe.model)[2])
 
@@ -133,16 +133,17 @@ class Backbone:
         if self._is_named or self.is_run:
             for name in ("model", "width"):
                 known = {type(recipe)().__dict__[name], usual.fields.get(name)}
-                wanted = f"be left out for {self.word}, which is a network of its own"
+                wanted = f"be left out for {self.source}, which is a network of its own"
                 recipe._require_field(getattr(recipe, name) in known, name, wanted)
         taken = self.takes_any_channels and (recipe.channels or 1) > 1
         if recipe.channels not in (None, usual.channels) and not taken:
             raise ValueError(
-                f"`channels` must be {usual.channels}, as {self.word} takes, got {recipe.channels}"
+                f"`channels` must be {usual.channels}, as {self.source} takes, got "
+                f"{recipe.channels}"
             )
         sized = recipe.image_size is not None or recipe.dataset in IN_PLACE
         if not sized or (self.weights is None and self._is_named):
-            return  # The data set the size, and downloaded weights fit their network.
+            return  # The data decide the size later, and downloaded weights fit their network.
         recipe = replace(recipe, **usual.fields)
         channels = recipe.channels or usual.channels
         sizes = {"in_channels": channels, "image_size": recipe.image_size or usual.image_size}
@@ -150,18 +151,18 @@ class Backbone:
             replace(self, classifier="new").load_pretrained(recipe, ("one", "another"), **sizes)
 
     def plain_network(self, recipe: TrainingRecipe, classes: int, **sizes: int) -> nn.Module:
-        if self.word.startswith(TIMM):
-            model = _library_of(self.word).create_model(
+        if self.source.startswith(TIMM):
+            model = _library_of(self.source).create_model(
                 self._library_name, num_classes=classes, in_chans=sizes.get("in_channels", 3)
             )
-            require_one_classifier(model, self.word, classes)
+            require_one_classifier(model, self.source, classes)
             # timm draws some classifiers by their number of classes: with few, logits are in the
             # tens.
             if isinstance(head := model.get_submodule(head_name(model)), nn.Linear | nn.Conv2d):
                 head.reset_parameters()
             return model
-        if self.word.startswith(TORCHVISION):
-            library = _library_of(self.word)
+        if self.source.startswith(TORCHVISION):
+            library = _library_of(self.source)
             return with_classes(library.get_model(self._library_name, weights=None), classes)
         return build_network(recipe, classes, similarity=None, **sizes)
 
@@ -177,7 +178,7 @@ class Backbone:
         plain = self.plain_network(recipe, len(classes), **sizes)
         head = head_name(plain)
         similar = self._copy_with_similarity(plain, recipe)
-        state, same = self._state_to_load(similar, classes, sizes.get("in_channels", 3))
+        state, same_classes = self._state_to_load(similar, classes, sizes.get("in_channels", 3))
         if state is None:
             return Pretrained(plain, False)
         converted = similar is not None and state.keys() == similar.state_dict().keys()
@@ -186,16 +187,16 @@ class Backbone:
         classifier = [key for key in own if key.startswith(f"{head}.")]
         fits = all(key in state and state[key].shape == own[key].shape for key in classifier)
         if self.classifier == "kept" and not fits:
-            raise RunError(f"the classifier of {self.word} does not have {len(classes)} classes")
-        same = self.unknown if same is None else same
-        same = fits and (self.classifier == "kept" or (same and self.classifier == "auto"))
-        taken = {key: t for key, t in state.items() if same or not key.startswith(f"{head}.")}
+            raise RunError(f"the classifier of {self.source} does not have {len(classes)} classes")
+        matches = self.keeps_unnamed if same_classes is None else same_classes
+        kept = fits and (self.classifier == "kept" or (matches and self.classifier == "auto"))
+        taken = {key: t for key, t in state.items() if kept or not key.startswith(f"{head}.")}
         try:
             _check_tensors(taken, own)
             wrong = model.load_state_dict(taken, strict=False)
         except (RuntimeError, ValueError) as error:
             raise self._misfit(_first_line(error)) from error
-        lacking = [key for key in wrong.missing_keys if same or key not in classifier]
+        lacking = [key for key in wrong.missing_keys if kept or key not in classifier]
         for key in (*lacking, *wrong.unexpected_keys):
             raise self._misfit(f"{key} is in {'the network' if key in lacking else 'them'} only")
         if converted and recipe.similarity:
@@ -203,13 +204,13 @@ class Backbone:
             plain.load_state_dict(taken, strict=False)
             model = convert(plain, recipe.similarity, where=self.where)
             model.load_state_dict(taken, strict=False)
-        return Pretrained(model, same, converted)
+        return Pretrained(model, kept, converted)
 
     def _misfit(self, reason: str) -> RunError:
         """The error for weights of another network, with the options that name the right one."""
         theirs = "--backbone" if self.weights else "--model and --width"
         hint = "" if self.is_run else f"; name the network that they are of by {theirs}"
-        return RunError(f"the weights of {self.weights or self.word} do not fit: {reason}{hint}")
+        return RunError(f"the weights of {self.weights or self.source} do not fit: {reason}{hint}")
 
     def _copy_with_similarity(self, model: nn.Module, recipe: TrainingRecipe) -> nn.Module | None:
         """A copy of the network with the recipe's similarity if the run has the same one."""
@@ -235,7 +236,7 @@ class Backbone:
         if self._is_named:
             return (self._downloaded_weights(channels) if self.pretrained else None), None
         if not self.is_run:
-            return _read_tensors(Path(self.word)), None
+            return _read_tensors(Path(self.source)), None
         run = self.finished_run()
         trained = load_network(run, usual_checkpoint(run))
         if similar is None or similar.state_dict().keys() != trained.state_dict().keys():
@@ -254,26 +255,26 @@ class Backbone:
         timm repeats the kernels of its first layer for other numbers of channels.
         """
         try:
-            if self.word.startswith(TIMM):
-                network = _library_of(self.word).create_model(
+            if self.source.startswith(TIMM):
+                network = _library_of(self.source).create_model(
                     self._library_name, pretrained=True, in_chans=channels
                 )
             else:
-                network = _library_of(self.word).get_model(self._library_name, weights="DEFAULT")
+                network = _library_of(self.source).get_model(self._library_name, weights="DEFAULT")
         except Exception as error:  # whatever the libraries download with raises
             raise RunError(
-                f"the weights of {self.word} cannot be downloaded: {_first_line(error)}; "
+                f"the weights of {self.source} cannot be downloaded: {_first_line(error)}; "
                 "give a file with --weights"
             ) from error
         return network.state_dict()
 
     @property
     def is_run(self) -> bool:
-        return bool(self.word) and not self._is_named and Path(self.word).is_dir()
+        return bool(self.source) and not self._is_named and Path(self.source).is_dir()
 
     def finished_run(self) -> Run:
-        command = command_of(Path(self.word))
-        run = read_run(self.word, next((k for k in self.kinds if k.COMMAND == command), Run))
+        command = command_of(Path(self.source))
+        run = read_run(self.source, next((k for k in self.kinds if k.COMMAND == command), Run))
         require_finished(run)
         inner = getattr(run.recipe, "backbone", "")
         if inner.startswith((TIMM, TORCHVISION)):

@@ -39,10 +39,11 @@ def new_head_fields(
     r"""The settings with which a network trains from a new head on.
 
     Curvature says nothing yet: M's grows with the square of the head, by a factor of 1,000. Adam's
-    updates are bounded, whatever the gradients: by `STEP` $\min(1, 2w)$, and in the head by as much
-    as moves logits by `LOGIT_STEP`, for inputs of the size that they have at the start. w is the
-    share of up to 500 images that lie nearer to another class's mean than to their own: where the
-    network tells the classes apart already, there is little to change. The bounds rise for a fifth
+    updates are bounded, whatever the gradients: by `STEP` $\min(1, 2w)$, $2w$ at least
+    `LEAST_SHARE`, and in the head by as much as moves logits by `LOGIT_STEP`, for inputs of the
+    size that they have at the start. w is the share of up to 500 images that lie nearer to another
+    class's mean than to their own: where the network tells the classes apart already, there is
+    little to change. The bounds rise for a fifth
     of the steps, while the head learns its classes, and fall to nothing. They are up to
     `BY_BATCH` times as large where all weights train, without M, and the batch's statistics
     normalise: there the scale of a kernel does not matter.

@@ -193,7 +193,7 @@ class TrainingRecipe:
         return ()
 
     def retrained(self, step: int, growth: float) -> Self:
-        """The recipe with validation data added, by the chosen step, see `Task.retrained`."""
+        """The recipe with validation data added, by the chosen step: `Task.retrained_recipe`."""
         raise NotImplementedError
 
     def _require_field(self, holds: bool, name: str, wanted: str) -> None:

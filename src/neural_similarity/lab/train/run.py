@@ -50,7 +50,7 @@ class Run:
 
     RECIPE: ClassVar[type[TrainingRecipe]] = Recipe
     COMMAND: ClassVar[str] = "nsim train"
-    """The command that trains runs of this class; run folders store it to tell their kind."""
+    """Run folders store it to tell their kind: the command that first trained such runs."""
 
     path: Path
     name: str

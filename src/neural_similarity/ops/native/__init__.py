@@ -26,7 +26,7 @@ from neural_similarity.ops.window import Window
 MOST_TAPS = 64
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _TILE = 32
-_TOGETHER = (1, 2, 4, 8, 16)
+NARROW_WIDTHS = (1, 2, 4, 8, 16)
 """Numbers of channels per group that are below a tile's, and divide a vector or fill some."""
 NARROW = 4
 """Groups of fewer channels that are taken one by one are faster in the eager form."""
@@ -74,7 +74,7 @@ class Compiled:
     def _group_operands(self, given: Operands, *laid_out: Tensor) -> "list[Group]":
         """Every group, for operands in the layout that `Group` describes."""
         shapes, threads = tuple(map(attrgetter("shape"), laid_out)), torch.get_num_threads()
-        together = _are_together(given)
+        together = takes_together(*_call_of(given))
         groups = 1 if together else given.groups
         arguments = shapes, given.x.dtype, threads, together
         return [
@@ -83,28 +83,28 @@ class Compiled:
         ]
 
 
-def takes_together(kernel: Sequence[int], groups: int, dtype: torch.dtype) -> bool:
-    """Whether C takes all groups in one call: few channels per group, and equally many filters.
+def takes_together(
+    kernel: Sequence[int], groups: int, dtype: torch.dtype, one_m: bool = True
+) -> bool:
+    """Whether C takes all groups in one call.
 
-    They share one M. So is a single group of few channels, unless bfloat16's products are faster.
+    It does where they share one M and have 1, 2, 4, 8 or 16 channels and as many filters each. A
+    single such group counts in float32 only: in bfloat16, products of matrices are faster.
     """
     several, each = groups > 1 or dtype == torch.float32, kernel[1]
-    return several and kernel[0] == groups * each and each in _TOGETHER
+    return one_m and several and kernel[0] == groups * each and each in NARROW_WIDTHS
 
 
-def _are_together(given: Operands) -> bool:
-    one_m = given.m.shape[1] == 1
-    return one_m and takes_together(given.weight.shape, given.groups, given.x.dtype)
-
-
-def suits_groups(kernel: Sequence[int], groups: int, dtype: torch.dtype) -> bool:
-    """Whether C is faster than the eager form, for groups that share one M."""
-    return groups == 1 or kernel[1] >= NARROW or takes_together(kernel, groups, dtype)
-
-
-def _suits(given: Operands) -> bool:
+def suits_groups(
+    kernel: Sequence[int], groups: int, dtype: torch.dtype, one_m: bool = True
+) -> bool:
     """Whether C is faster than the eager form."""
-    return given.groups == 1 or given.weight.shape[1] >= NARROW or _are_together(given)
+    return groups == 1 or kernel[1] >= NARROW or takes_together(kernel, groups, dtype, one_m)
+
+
+def _call_of(given: Operands) -> tuple[Sequence[int], int, torch.dtype, bool]:
+    """Kernel, groups, type and whether one M is shared, as the two functions above take them."""
+    return given.weight.shape, given.groups, given.x.dtype, given.m.shape[1] == 1
 
 
 class Frame(ctypes.Structure):
@@ -325,4 +325,9 @@ def _addresses(
     ]
 
 
-ENTRY = Entry("compiled", declines_native, lambda full: Compiled(full=full), _suits)
+ENTRY = Entry(
+    "compiled",
+    declines_native,
+    lambda full: Compiled(full=full),
+    lambda given: suits_groups(*_call_of(given)),
+)
