@@ -11,6 +11,7 @@ from torch import nn
 import neural_similarity as ns
 from neural_similarity.files import read_json
 from neural_similarity.lab import session
+from neural_similarity.lab.data.images import digest_of
 from neural_similarity.lab.train import unpack_correct
 from neural_similarity_paper.corruption import CORRUPTIONS
 from neural_similarity_paper.studies import adapt_map, adapt_training, adapt_unlabelled, trials
@@ -105,6 +106,7 @@ def test_a_run_is_that_of_nsim_train_adapt(tiny_map, passes, way):
     assert found["trained"] == summary["trained"]
     assert found["rates"] == ([] if way == "nothing" else [run.recipe.lr])
     assert found["finite"]
+    assert found["scored"] == digest_of([coloured_dataset().test])
     if way == "full":
         assert not MemoryRun.start(recipe, coloured_dataset(), tiny_map).train((1e38,))["finite"]
 
