@@ -43,11 +43,6 @@ def test_specs_are_values():
         ns.Dynamic().init = "released"
 
 
-def test_short_text():
-    spec = parse_similarity("Dynamic(Full(), predictor=SphereNet(hidden=8))")
-    assert spec == ns.Dynamic(ns.Full(), ns.SphereNet(hidden=8))
-
-
 test_errors = refusals(
     (
         lambda: format_similarity(ns.Dynamic(ns.Diagonal(), lambda *_: nn.Identity())),

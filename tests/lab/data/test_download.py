@@ -156,10 +156,6 @@ def test_nobody_answers(tmp_path, monkeypatch):
         download_dataset("cifar10", tmp_path)
 
 
-def test_embedded_is_already_there(tmp_path):
-    assert (download_dataset("embedded", tmp_path) / "LICENSE").is_file()
-
-
 @pytest.mark.parametrize("name", ["folder", "imagenet"])
 def test_unknown_name(tmp_path, name):
     match = f"one of embedded, cifar10, cifar100, got '{name}'"

@@ -97,13 +97,6 @@ def test_resize_and_centre_crop(tmp_path):
     assert torch.allclose(middle, torch.tensor([60.0, 90.0, 120.0, 150.0]), atol=4)
 
 
-def test_images_of_the_right_size_are_left_alone(tmp_path):
-    train = write_classes(tmp_path / "train", size=(5, 5))
-    write_classes(tmp_path / "test", size=(9, 7))
-    small = load_dataset("folder", tmp_path, image_size=5)
-    assert np.array_equal(small.train.pixels.numpy(), train)
-
-
 def test_sizes_differ(tmp_path):
     write_classes(tmp_path / "train", each=3)
     write_classes(tmp_path / "test", each=1)

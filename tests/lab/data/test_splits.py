@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from tiny_folders import check, picture, write_classes, write_csv, write_folders
 
-from neural_similarity.lab.data import ClassSplit, Images, load_split
+from neural_similarity.lab.data import load_split
 from neural_similarity.lab.data.cifar import CIFAR100
 from neural_similarity.lab.data.class_split import CLASS_PARTS, random_split
 from neural_similarity.lab.data.splits import SPLITS, load_cifar_split
@@ -147,12 +147,6 @@ def test_an_image_that_is_listed_twice_is_named(tmp_path):
             load_split("mini-imagenet", tmp_path)
         (tmp_path / f"{part}.csv").write_text(kept)
     assert load_split("mini-imagenet", tmp_path)
-
-
-def test_overlapping_classes_of_images():
-    one = Images(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.zeros(1).long(), ("ant",))
-    with pytest.raises(ValueError, match=r"x: the parts must have no class in common, got 'ant'"):
-        ClassSplit("x", one, one, one, digest="")
 
 
 @pytest.mark.parametrize("colour", [False, True])
