@@ -140,12 +140,16 @@ def test_an_adapter_of_a_module_that_holds_the_network_alone_is_the_networks(
     x, tmp_path, depth, where
 ):
     backbone = network()
-    model = ns.freeze_backbone(ns.convert(backbone, "static-full", where), train=())
+    model = ns.freeze_backbone(ns.convert(backbone, "static-full", where), train="fc")
     nn.init.normal_(model.conv1.similarity.raw)
+    nn.init.normal_(model.fc.bias)
     holder = Holder(Holder(model) if depth == 2 else model)
     file = ns.save_adapter(holder, tmp_path / "a")
     assert all(key.startswith("model.") for key in load_file(file))
     assert torch.equal(ns.load_adapter(backbone, file)(x), model(x))
+    other = network()
+    with pytest.raises(ValueError, match="another backbone: its weights"):
+        ns.load_adapter(other, file)
     file = ns.save_adapter(ns.freeze_backbone(Holder(model, w=torch.ones(3)), train=()), file)
     with pytest.raises(ValueError, match=r"in the file begin with 'model\.': save that part"):
         ns.load_adapter(backbone, file)

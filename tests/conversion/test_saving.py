@@ -219,31 +219,6 @@ def test_wrappers_leave_the_file_as_it_is_and_load_it(backbone, x, tmp_path, wra
     assert torch.allclose(switch.use(None).backbone(x), backbone(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "_orig_mod.module."])
-def test_files_of_version_0_2_with_the_names_of_wrappers_load(backbone, x, tmp_path, prefix):
-    from neural_similarity.conversion.adapter_file import (
-        AdapterFile,
-        read_adapter_file,
-        state_digests,
-        write_adapter_file,
-    )
-
-    model = trained(ns.freeze_backbone(ns.convert(backbone, "static-full"), train="fc"), x)
-    content = read_adapter_file(ns.save_adapter(model, tmp_path / "a"))
-    rest = {f"{prefix}{k}": t for k, t in backbone.state_dict(keep_vars=True).items()}
-    rest = {k: t for k, t in rest.items() if k.removeprefix(prefix) not in HEAD}
-    old = AdapterFile(
-        {f"{prefix}{name}": text for name, text in content.texts.items()},
-        {f"{prefix}{name}": tensor for name, tensor in content.tensors.items()},
-        state_digests(rest),
-    )
-    write_adapter_file(tmp_path / "old", old)
-    assert ns.max_difference(ns.load_adapter(backbone, tmp_path / "old"), model, x) == 0
-    backbone.conv1.weight.data.view(-1)[-1] += 1e-6
-    with pytest.raises(ValueError, match=r"old is not .* its weights differ"):
-        ns.load_adapter(backbone, tmp_path / "old")
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["conv1.similarity.raw", "fc.bias", "bn.running_mean"])
 def test_numbers_that_are_not_finite_are_not_saved(backbone, tmp_path, name, value):
