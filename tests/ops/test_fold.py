@@ -107,3 +107,10 @@ def test_what_c_declines():
     assert not native.takes_kernel(w.double(), m.double(), torch.float64)
     assert not native.takes_kernel(w, torch.randn(27, 27), torch.float32)
     assert not native.takes_kernel(torch.randn(2, 3, 65), torch.randn(65, 65), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["in C", "by torch"])
+def test_a_channels_last_kernel_stays_channels_last(dtype):
+    kernel = torch.randn(4, 3, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
+    folded = fold_kernel(kernel, torch.randn(9, 9, dtype=dtype))
+    assert folded.is_contiguous(memory_format=torch.channels_last)
