@@ -22,6 +22,7 @@ from neural_similarity_paper.studies.end import (
     PRIMARY,
     SECONDARY,
     ArmKey,
+    Settings,
     choose_settings,
     end_to_markdown,
     judge_primary,
@@ -140,6 +141,16 @@ def test_the_recipes_have_what_their_sheets_chose():
     assert chosen == searched
     recorded = {path.name.partition("-end-")[2] for path in RESULTS.glob("cifar10*-end-*")}
     assert recorded <= searched.keys()
+
+
+def test_equal_settings_of_both_arms_differ_on_held_out_images_as_the_page_says():
+    ours, plain = (
+        read_sheet(RESULTS / END_SEARCH / f"{arm}.json", SCORED) for arm in ("static-full", "cnn")
+    )
+    equal = [Settings(peak, DECAY) for peak in PEAKS]
+    points = [f"{100 * (ours.score(each) - plain.score(each)):.2f}" for each in equal]
+    text = (RESULTS.parent / "docs" / "explanation" / "scratch.md").read_text("utf-8")
+    assert "by {}, {} and {} points, one seed each".format(*points) in text
 
 
 def test_the_page_is_printed_from_records():
