@@ -29,7 +29,7 @@ from neural_similarity_paper.studies.trials import (
     choose_rate,
     read_sheet,
 )
-from neural_similarity_paper.tables.markdown import interval_text
+from neural_similarity_paper.tables.markdown import interval_text, p_value_text
 
 IMAGES = 200
 PLACE = SearchPlace(("other",), (11,), FIRST_RATES)
@@ -190,7 +190,10 @@ def test_leads_are_those_of_the_images(tmp_path, draws, interval):
     lead = reports[0].leads[0]["norm"]
     page = study_to_markdown(study, tmp_path)
     row = next(line for line in page.splitlines() if line.startswith("| one | BN | 7 | 0.01 |"))
-    assert f"| {interval_text(lead.interval)} | {lead.p:.3f} | {lead.p_all:.3f} |" in row
+    assert (
+        f"| {interval_text(lead.interval)} | {p_value_text(lead.p)} | {p_value_text(lead.p_all)} |"
+        in row
+    )
     draw_study(study, tmp_path, tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 1_000
 

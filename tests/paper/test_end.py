@@ -156,4 +156,6 @@ def test_equal_settings_of_both_arms_differ_on_held_out_images_as_the_page_says(
 def test_the_page_is_printed_from_records():
     text = end_to_markdown(RESULTS)
     assert text.startswith("# Trained to the end")
+    assert "| < 0.001 |" in text
+    assert "| 0.000 |" not in text
     assert all(f"{epochs} epochs" in text for epochs in EPOCHS)

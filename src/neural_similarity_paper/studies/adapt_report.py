@@ -16,7 +16,12 @@ from neural_similarity_paper.studies.adapt_continual import CONTINUAL, TASK_CELL
 from neural_similarity_paper.studies.adapt_map import MAP, MAP_CELLS
 from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Study, study_fields
 from neural_similarity_paper.studies.adapt_unlabelled import STREAM, STREAM_CELLS
-from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
+from neural_similarity_paper.tables.markdown import (
+    deviation_text,
+    interval_text,
+    markdown_rows,
+    p_value_text,
+)
 from neural_similarity_paper.tables.verdicts import LEVEL
 
 ONE_SHEET = {"file": "runs", "rates_file": "runs"}
@@ -107,7 +112,7 @@ def _way_cells(study: Study, report: CellReport, way: str, usual: str) -> list[s
         means = (study.measure.scale * correct[way].double().mean(1)).tolist()
         cells.append(deviation_text(*mean_and_deviation(means)) + scored)
         if lead := leads.get(way):
-            cells += [interval_text(lead.interval), f"{lead.p:.3f}", f"{lead.p_all:.3f}"]
+            cells += [interval_text(lead.interval), *map(p_value_text, (lead.p, lead.p_all))]
         else:
             cells += [""] * 3
     return cells

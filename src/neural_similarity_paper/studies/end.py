@@ -28,7 +28,12 @@ from neural_similarity_paper.statistics import (
 )
 from neural_similarity_paper.studies import STUDY_ENTRIES
 from neural_similarity_paper.studies.trials import SCORED, ReportLine, filling_alone, open_sheet
-from neural_similarity_paper.tables.markdown import deviation_text, interval_text, markdown_rows
+from neural_similarity_paper.tables.markdown import (
+    deviation_text,
+    interval_text,
+    markdown_rows,
+    p_value_text,
+)
 from neural_similarity_paper.tables.records import read_records
 from neural_similarity_paper.tables.report import records_by_seed
 
@@ -239,7 +244,7 @@ def _judged_table(judged: Sequence[Judged]) -> str:
             f"{each.ours}" + (" of CIFAR-100" if each.ours.data == "cifar100" else ""),
             *(f"{each.theirs}", f"{each.seeds}"),
             interval_text(each.interval) if each.interval else "",
-            *("" if p is None else f"{p:.3f}" for p in (own, each.adjusted, each.equivalence)),
+            *map(p_value_text, (own, each.adjusted, each.equivalence)),
             each.verdict,
         )
         for each in judged

@@ -25,6 +25,11 @@ def interval_text(value: Interval) -> str:
     return f"{signed_number(value.mean)} [{signed_number(value.low)}, {signed_number(value.high)}]"
 
 
+def p_value_text(p: float | None) -> str:
+    """Three decimals of a p-value; "" where there is none."""
+    return "" if p is None else "< 0.001" if p < 1e-3 else f"{p:.3f}"
+
+
 def signed_number(number: float) -> str:
     """Two decimals and a sign, with a minus as wide as the plus."""
     rounded = two_decimals(number)

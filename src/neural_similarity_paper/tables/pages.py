@@ -16,6 +16,7 @@ from neural_similarity_paper.tables.markdown import (
     deviation_text,
     interval_text,
     markdown_rows,
+    p_value_text,
     signed_number,
 )
 from neural_similarity_paper.tables.records import commits_of, kind_of
@@ -231,9 +232,7 @@ def judge_differences(report: Report) -> dict[Difference, Verdict]:
 def p_text(verdict: Verdict | None, over: Literal["seeds", "images"]) -> str:
     """A p-value adjusted by Holm; "" where there is none."""
     adjusted = None if verdict is None else getattr(verdict, over)
-    if adjusted is None:
-        return ""
-    return "< 0.001" if adjusted.holm < 1e-3 else f"{adjusted.holm:.3f}"
+    return p_value_text(adjusted and adjusted.holm)
 
 
 def _summary_cell(fact: str, unit: float, form: str, line: RowReport) -> str:
