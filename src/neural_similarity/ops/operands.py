@@ -107,7 +107,7 @@ class Entry(NamedTuple):
     way: Callable[[bool], Implementation]
     """Its implementation for a diagonal (False) or a full M (True)."""
     suits: Callable[[Operands], bool] = lambda _given: True
-    """Whether "auto" asks it for these operands: where it does, it is the fastest."""
+    """Whether "auto" asks it for these operands: False where another backend is faster."""
 
 
 def channels_last(maps: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class Frame(ctypes.Structure):
         ("tap", _Triple * MOST_TAPS),
         *((name, _Count) for name in ("taps", "channels", "filters", "blocks", "full")),
         *((name, _Count) for name in ("depth", "width", "image", "x_pixel", "y_pixel", "m")),
-        *((name, _Count) for name in ("more", "threads", "each", "row")),
+        *((name, _Count) for name in ("accumulate", "threads", "group", "row_taps")),
     )
 
 
@@ -163,10 +163,10 @@ class Group:
             y_pixel=y[-1],
             m=blocks * entries,
             # A block that the group before had too: its gradient is added to, not written.
-            more=block == (number - 1) * blocks // groups,
-            each=kernel[2] if together else 0,
+            accumulate=block == (number - 1) * blocks // groups,
+            group=kernel[2] if together else 0,
             # Taps of a kernel row that see adjacent pixels; 0 where C must not read them at once.
-            row=window.kernel_size[-1] * (groups == blocks == window.dilation[-1] == 1),
+            row_taps=window.kernel_size[-1] * (groups == blocks == window.dilation[-1] == 1),
         )
 
     def call_native(self, name: str, *operands: Tensor | None) -> None:

@@ -71,15 +71,15 @@ static __attribute__((noinline)) void NAME(look_along)(const struct frame *f, st
                                                        int64_t t, const T *x, const float *m,
                                                        T *to, int64_t n) {
     const struct reach reach = reach_of(f, line, t);
-    const int64_t size = f->row * n, width = f->in[2], from = line.first[2] + f->tap[t][2];
+    const int64_t size = f->row_taps * n, width = f->in[2], from = line.first[2] + f->tap[t][2];
     words tap_of[FEW_CHANNELS]; /* the tap of every lane */
     for (int64_t i = 0; i < size; i += LANES) tap_of[i / LANES] = (LANE + (uint32_t)i) / (uint32_t)n;
     for (int64_t j = 0; j < line.run; j++, to += f->depth, m += m ? f->m : 0) {
         const int64_t left = from + j * reach.step;
-        const int64_t skip = reach.last ? (left < 0 ? least(-left, f->row) : 0) * n : size;
-        const int64_t end = reach.last ? (left < width ? least(width - left, f->row) : 0) * n : 0;
+        const int64_t skip = reach.last ? (left < 0 ? least(-left, f->row_taps) : 0) * n : size;
+        const int64_t end = reach.last ? (left < width ? least(width - left, f->row_taps) : 0) * n : 0;
         const T *in = x + (reach.offset + j * reach.step) * n;
-        const vector factors = m ? load_some_float32(m + t, f->row) : (vector){0};
+        const vector factors = m ? load_some_float32(m + t, f->row_taps) : (vector){0};
         for (int64_t i = 0; i < size; i += LANES) {
             vector v = {0};
             if (skip <= i && i + least(size - i, LANES) <= end) v = NAME(load_some)(in + i, size - i);
@@ -100,7 +100,7 @@ INLINE void NAME(gather)(const struct frame *f, const T *x, const float *m, int6
         const float *own = m ? m + (at + done) * f->m : 0;
         T *rows = to + done * f->depth;
         if (goes_along(f))
-            for (int64_t t = 0; t < taps; t += f->row)
+            for (int64_t t = 0; t < taps; t += f->row_taps)
                 NAME(look_along)(f, line, t, x, own, rows + t * n, n);
         else
             for (int64_t t = 0; t < taps; t++)
@@ -245,15 +245,15 @@ INLINE void NAME(derive)(const struct frame *f, float *g, const T *patches, cons
             float *gradient = grad_m ? grad_m + of_m : 0, *outgoing = g + j * f->depth + block * b;
             const T *patch = patches + j * f->depth + block * b;
             if (f->full && gradient && (NAME(squares)(f, taps, b) || b <= LANES)) {
-                if (b <= LANES) NAME(outer_few)(gradient, outgoing, patch, taps, b, n, f->more);
-                else NAME(outer)(gradient, outgoing, patch, taps, b, n, f->more);
+                if (b <= LANES) NAME(outer_few)(gradient, outgoing, patch, taps, b, n, f->accumulate);
+                else NAME(outer)(gradient, outgoing, patch, taps, b, n, f->accumulate);
                 gradient = 0;
             }
             if (f->full)
-                NAME(unmix)(gradient, outgoing, patch, m + of_m, products, taps, b, n, f->more);
+                NAME(unmix)(gradient, outgoing, patch, m + of_m, products, taps, b, n, f->accumulate);
             else if (gradient && goes_along(f))
-                NAME(agree_few)(gradient, outgoing, patch, taps, n, f->more);
+                NAME(agree_few)(gradient, outgoing, patch, taps, n, f->accumulate);
             else if (gradient)
-                NAME(agree)(gradient, outgoing, patch, taps, b, n, f->more);
+                NAME(agree)(gradient, outgoing, patch, taps, b, n, f->accumulate);
         }
 }

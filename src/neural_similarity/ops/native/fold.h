@@ -115,16 +115,16 @@ int NAME(fold_backward)(int64_t filters, int64_t channels, int64_t taps, int64_t
     DEPTHWISE_ROWS
     const int64_t size = channels * taps, entries = taps * taps;
     float rows[MOST_TAPS * (MOST_TAPS + LANES)];
-    int full = 0;
-    double *sums = room(threads * entries * sizeof(double), &full);
+    int failed = 0;
+    double *sums = room(threads * entries * sizeof(double), &failed);
     if (sums) memset(sums, 0, threads * entries * sizeof(double));
     NAME(padded_matrix)(m, taps, 1, rows);
     #pragma omp parallel num_threads(threads)
     {
-        float *g = room((size + LANES) * sizeof(float), &full);
+        float *g = room((size + LANES) * sizeof(float), &failed);
         if (g) memset(g + size, 0, LANES * sizeof(float));
         #pragma omp barrier
-        const int64_t some = full ? 0 : filters;
+        const int64_t some = failed ? 0 : filters;
         #pragma omp for schedule(static)
         for (int64_t o = 0; o < some; o++) {
             for (int64_t i = 0; i < size; i += LANES) {
@@ -139,13 +139,13 @@ int NAME(fold_backward)(int64_t filters, int64_t channels, int64_t taps, int64_t
         }
         free(g);
     }
-    for (int64_t i = 0; grad_m && !full && i < entries; i++) {
+    for (int64_t i = 0; grad_m && !failed && i < entries; i++) {
         double sum = 0;
         for (int64_t thread = 0; thread < threads; thread++) sum += sums[thread * entries + i];
         grad_m[i] = sum;
     }
     free(sums);
-    return full;
+    return failed;
 }
 #undef BY_TAPS
 #undef DEPTHWISE_ROWS

@@ -22,7 +22,7 @@ INLINE vector NAME(spread)(const T *row, int64_t at, int64_t i, int64_t each) {
    transpose within each group, for the gradient: lane l of entry i is the weight of filter i of l's
    group for channel l. */
 static void NAME(pack)(const struct frame *f, const T *weight, float *to, int turned) {
-    const int64_t each = f->each, row = f->taps * each;
+    const int64_t each = f->group, row = f->taps * each;
     for (int64_t v = 0; v < f->width; v += LANES)
         for (int64_t at = 0; at < row; at++)
             for (int64_t o = v; o < v + LANES; o++, to++) {
@@ -185,7 +185,7 @@ INLINE void NAME(depthwise_derive)(const struct frame *f, const T *x, const floa
             for (int64_t t = 0; grad_m && t < taps; t += LANES) {
                 for (int64_t rest = taps; rest < t + LANES; rest++) product[rest] = (vector){0};
                 const vector before = load_some_float32(of_m + t, taps - t);
-                store_some_float32(of_m + t, sums(product + t) + (f->more ? before : (vector){0}),
+                store_some_float32(of_m + t, sums(product + t) + (f->accumulate ? before : (vector){0}),
                                    taps - t);
             }
         }

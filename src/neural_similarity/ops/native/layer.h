@@ -36,7 +36,7 @@ static const T *NAME(laid)(const struct frame *f, int last, int64_t images, int6
 }
 
 /* Where to write a gradient whose channels come last: `to`, or `space` if they come first there. */
-static T *NAME(desk_for)(int last, int64_t size, T *to, char **space) {
+static T *NAME(gradient_buffer)(int last, int64_t size, T *to, char **space) {
     return to && !last ? share(space, size * sizeof(T)) : to;
 }
 
@@ -46,7 +46,7 @@ static struct sizes NAME(sizes_of)(const struct layer *l) {
     struct sizes z = {f->images, f->images * outputs(f), f->images * inputs(f),
                             f->images * outputs(f2), f1->channels, f->y_pixel, f1->filters,
                             f2->filters};
-    z.w = z.o * f->taps * (f->each ? f->each : f->channels);
+    z.w = z.o * f->taps * (f->group ? f->group : f->channels);
     z.w1 = z.h * f1->taps * z.c, z.w2 = z.s * f2->taps * z.h;
     z.hidden = f1->images * outputs(f1) * z.h;
     /* What either way needs at most, and the rounding of its shares. */
@@ -84,11 +84,11 @@ static int NAME(join_gradient)(const struct layer *l, const struct sizes *z, con
         return NAME(backward_by_image)(l, z, x, m, weight, grad, grad_x, grad_m, grad_weight, at);
     const int64_t each = z->places / z->n;
     float *all = NAME(at_positions)(z, m, &at), *of_all = all == m ? grad_m : grad_m ? (float *)at : 0;
-    const int full = NAME(backward_groups)(l->conv, l->groups, z->w, x, all, weight, grad, grad_x,
+    const int failed = NAME(backward_groups)(l->conv, l->groups, z->w, x, all, weight, grad, grad_x,
                                            of_all, grad_weight);
     for (int64_t i = 0; of_all != grad_m && i < z->n; i++)
         sum_rows_float32(each, z->s, of_all + i * each * z->s, grad_m + i * z->s, 0);
-    return full;
+    return failed;
 }
 
 /* h, r and f of x, of the sphere or the light predictor. */
@@ -97,20 +97,20 @@ static int NAME(predict)(const struct layer *l, const struct sizes *z, const T *
                          char *at) {
     const struct frame *f1 = &l->first, *f2 = &l->last;
     T *inner = share(&at, (l->predictor == LIGHT ? z->rows * z->s : z->hidden) * sizeof(T));
-    int full = 0;
+    int failed = 0;
     if (l->predictor == LIGHT) {
-        full |= NAME(forward)(f1, x, 0, first, hidden, 0);
+        failed |= NAME(forward)(f1, x, 0, first, hidden, 0);
         NAME(activated)(1, z->hidden, 1, hidden, 0, 0, 0, hidden);
-        full |= NAME(patch_factors)(f2, hidden, l->eps, l->scale, factors);
-        full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
+        failed |= NAME(patch_factors)(f2, hidden, l->eps, l->scale, factors);
+        failed |= NAME(forward)(f2, hidden, 0, second, inner, 0);
         NAME(activated)(z->rows, z->s, f2->threads, inner, factors, second_bias, 1, raw);
     } else {
-        full |= NAME(patch_factors)(f1, x, l->eps, l->scale, factors);
-        full |= NAME(forward)(f1, x, 0, first, inner, 0);
+        failed |= NAME(patch_factors)(f1, x, l->eps, l->scale, factors);
+        failed |= NAME(forward)(f1, x, 0, first, inner, 0);
         NAME(activated)(z->rows, z->h, f1->threads, inner, factors, 0, 0, hidden);
-        full |= NAME(forward)(f2, hidden, 0, second, raw, second_bias);
+        failed |= NAME(forward)(f2, hidden, 0, second, raw, second_bias);
     }
-    return full;
+    return failed;
 }
 
 /* M = I + gain r. */
@@ -122,30 +122,30 @@ static int NAME(gained_layer)(const struct layer *l, const struct sizes *z, cons
 }
 
 /* Returns 0, or 1 if memory ran out. */
-int NAME(layer_forward)(const struct layer *l, int64_t last, const T *x, const T *weight,
+int NAME(layer_forward)(const struct layer *l, int64_t layout, const T *x, const T *weight,
                         const T *bias, const void *first, const float *first_bias,
                         const void *second, const void *second_bias, const float *gain, T *y,
                         void *hidden, void *raw, float *factors) {
     const struct frame *f = &l->conv, *f1 = &l->first, *f2 = &l->last;
     const struct sizes z = NAME(sizes_of)(l);
-    int full = 0;
-    char *work = room(z.work, &full), *at = work;
-    if (full) return 1;
-    x = NAME(laid)(f, last & X_LAST, z.n, z.c, inputs(f), x, &at);
-    weight = NAME(laid)(f, last & W_LAST, z.o, z.w / z.o / f->taps, f->taps, weight, &at);
-    first = NAME(laid)(f, last & W1_LAST, z.h, z.c, f1->taps, first, &at);
-    second = NAME(laid)(f, last & W2_LAST, z.s, z.h, f2->taps, second, &at);
-    T *to = NAME(desk_for)(last & Y_LAST, z.places * z.o, y, &at);
+    int failed = 0;
+    char *work = room(z.work, &failed), *at = work;
+    if (failed) return 1;
+    x = NAME(laid)(f, layout & X_LAST, z.n, z.c, inputs(f), x, &at);
+    weight = NAME(laid)(f, layout & W_LAST, z.o, z.w / z.o / f->taps, f->taps, weight, &at);
+    first = NAME(laid)(f, layout & W1_LAST, z.h, z.c, f1->taps, first, &at);
+    second = NAME(laid)(f, layout & W2_LAST, z.s, z.h, f2->taps, second, &at);
+    T *to = NAME(gradient_buffer)(layout & Y_LAST, z.places * z.o, y, &at);
     float *m = share(&at, z.rows * z.s * sizeof(float));
     if (l->predictor == POOLED)
-        full |= NAME(predict_pooled)(l, &z, x, first, first_bias, second, second_bias, hidden, raw,
+        failed |= NAME(predict_pooled)(l, &z, x, first, first_bias, second, second_bias, hidden, raw,
                                      factors, at);
-    else full |= NAME(predict)(l, &z, x, first, second, second_bias, hidden, raw, factors, at);
-    full |= NAME(gained_layer)(l, &z, raw, gain, m);
-    full |= NAME(join)(l, &z, x, m, weight, to, bias, at);
+    else failed |= NAME(predict)(l, &z, x, first, second, second_bias, hidden, raw, factors, at);
+    failed |= NAME(gained_layer)(l, &z, raw, gain, m);
+    failed |= NAME(join)(l, &z, x, m, weight, to, bias, at);
     if (to != y) NAME(swap)(f, z.n, outputs(f), z.o, to, y);
     free(work);
-    return full;
+    return failed;
 }
 
 /* The gradients that are not null of the sphere or the light predictor; `of_x` is added to. */
@@ -156,7 +156,7 @@ static int NAME(predict_gradient)(const struct layer *l, const struct sizes *z, 
     const struct frame *f1 = &l->first, *f2 = &l->last;
     const int64_t size = z->pixels * z->c, scalars = z->rows * z->s;
     const int inside = of_x || of_first, light = l->predictor == LIGHT;
-    int full = 0;
+    int failed = 0;
     if (light) NAME(bound_gradient)(scalars, raw, of_raw);
     if (grad_second_bias) NAME(sum_rows)(z->rows, z->s, of_raw, grad_second_bias, 0);
     if (!inside && !of_second) return 0;
@@ -164,28 +164,28 @@ static int NAME(predict_gradient)(const struct layer *l, const struct sizes *z, 
     T *of_hidden = share(&at, z->hidden * sizeof(T)), *through = share(&at, size * sizeof(T));
     if (light) {
         T *inner = share(&at, scalars * sizeof(T));
-        full |= NAME(forward)(f2, hidden, 0, second, inner, 0);
+        failed |= NAME(forward)(f2, hidden, 0, second, inner, 0);
         NAME(scaled_gradient)(z->rows, z->s, f2->threads, of_raw, inner, factors, 0, of_raw,
                               of_factors);
     }
-    full |= NAME(backward)(f2, hidden, 0, second, of_raw, inside ? of_hidden : 0, 0, of_second);
-    if (!inside) return full;
+    failed |= NAME(backward)(f2, hidden, 0, second, of_raw, inside ? of_hidden : 0, 0, of_second);
+    if (!inside) return failed;
     if (light) {
-        full |= NAME(patch_factors_gradient)(f2, of_factors, hidden, factors, l->scale, of_hidden);
+        failed |= NAME(patch_factors_gradient)(f2, of_factors, hidden, factors, l->scale, of_hidden);
         NAME(scaled_gradient)(1, z->hidden, 1, of_hidden, hidden, 0, 1, of_hidden, 0);
     } else NAME(scaled_gradient)(z->rows, z->h, f1->threads, of_hidden, hidden, factors, 1,
                                  of_hidden, of_factors);
-    full |= NAME(backward)(f1, x, 0, first, of_hidden, of_x ? through : 0, 0, of_first);
+    failed |= NAME(backward)(f1, x, 0, first, of_hidden, of_x ? through : 0, 0, of_first);
     for (int64_t i = 0; of_x && i < size; i += LANES)
         NAME(store_some)(of_x + i, NAME(load_some)(of_x + i, size - i) +
                          NAME(load_some)(through + i, size - i), size - i);
     if (of_x && !light)
-        full |= NAME(patch_factors_gradient)(f1, of_factors, x, factors, l->scale, of_x);
-    return full;
+        failed |= NAME(patch_factors_gradient)(f1, of_factors, x, factors, l->scale, of_x);
+    return failed;
 }
 
 /* The gradients that are not null. Returns what `layer_forward` does. */
-int NAME(layer_backward)(const struct layer *l, int64_t last, const T *grad, const T *x,
+int NAME(layer_backward)(const struct layer *l, int64_t layout, const T *grad, const T *x,
                          const T *weight, const void *first, const void *second,
                          const float *gain, const void *hidden, const void *raw,
                          const float *factors, T *grad_x, T *grad_weight, T *grad_bias,
@@ -196,31 +196,31 @@ int NAME(layer_backward)(const struct layer *l, int64_t last, const T *grad, con
     const int64_t size = z.pixels * z.c;
     const int predicts = grad_x || grad_first || grad_first_bias || grad_second ||
                          grad_second_bias || grad_gain;
-    int full = 0;
-    char *work = room(z.work, &full), *at = work;
-    if (full) return 1;
-    x = NAME(laid)(f, last & X_LAST, z.n, z.c, inputs(f), x, &at);
-    grad = NAME(laid)(f, last & Y_LAST, z.n, z.o, outputs(f), grad, &at);
-    weight = NAME(laid)(f, last & W_LAST, z.o, z.w / z.o / f->taps, f->taps, weight, &at);
-    first = NAME(laid)(f, last & W1_LAST, z.h, z.c, f1->taps, first, &at);
-    second = NAME(laid)(f, last & W2_LAST, z.s, z.h, f2->taps, second, &at);
-    T *of_x = NAME(desk_for)(last & X_LAST, size, grad_x, &at);
-    T *of_weight = NAME(desk_for)(last & W_LAST, z.w, grad_weight, &at);
-    T *of_first = NAME(desk_for)(last & W1_LAST, z.w1, grad_first, &at);
-    T *of_second = NAME(desk_for)(last & W2_LAST, z.w2, grad_second, &at);
+    int failed = 0;
+    char *work = room(z.work, &failed), *at = work;
+    if (failed) return 1;
+    x = NAME(laid)(f, layout & X_LAST, z.n, z.c, inputs(f), x, &at);
+    grad = NAME(laid)(f, layout & Y_LAST, z.n, z.o, outputs(f), grad, &at);
+    weight = NAME(laid)(f, layout & W_LAST, z.o, z.w / z.o / f->taps, f->taps, weight, &at);
+    first = NAME(laid)(f, layout & W1_LAST, z.h, z.c, f1->taps, first, &at);
+    second = NAME(laid)(f, layout & W2_LAST, z.s, z.h, f2->taps, second, &at);
+    T *of_x = NAME(gradient_buffer)(layout & X_LAST, size, grad_x, &at);
+    T *of_weight = NAME(gradient_buffer)(layout & W_LAST, z.w, grad_weight, &at);
+    T *of_first = NAME(gradient_buffer)(layout & W1_LAST, z.w1, grad_first, &at);
+    T *of_second = NAME(gradient_buffer)(layout & W2_LAST, z.w2, grad_second, &at);
     float *m = share(&at, z.rows * z.s * sizeof(float));
     float *of_m = share(&at, z.rows * z.s * sizeof(float));
-    full |= NAME(gained_layer)(l, &z, raw, gain, m);
-    full |= NAME(join_gradient)(l, &z, x, m, weight, grad, of_x, predicts ? of_m : 0, of_weight, at);
+    failed |= NAME(gained_layer)(l, &z, raw, gain, m);
+    failed |= NAME(join_gradient)(l, &z, x, m, weight, grad, of_x, predicts ? of_m : 0, of_weight, at);
     if (grad_bias) NAME(sum_rows)(z.places, z.o, grad, grad_bias, 0);
     if (predicts && l->predictor == POOLED)
-        full |= NAME(predict_pooled_gradient)(l, &z, of_m, first, second, gain, hidden, raw, factors,
+        failed |= NAME(predict_pooled_gradient)(l, &z, of_m, first, second, gain, hidden, raw, factors,
                                               of_x, grad_first, grad_first_bias, grad_second,
                                               grad_second_bias, grad_gain, at);
     else if (predicts) {
         T *of_raw = share(&at, z.rows * z.s * sizeof(T));
-        full |= NAME(gain_gradient)(&z, f->threads, of_m, raw, gain, of_raw, grad_gain, at);
-        full |= NAME(predict_gradient)(l, &z, of_raw, x, first, second, hidden, raw, factors, of_x,
+        failed |= NAME(gain_gradient)(&z, f->threads, of_m, raw, gain, of_raw, grad_gain, at);
+        failed |= NAME(predict_gradient)(l, &z, of_raw, x, first, second, hidden, raw, factors, of_x,
                                        of_first, of_second, grad_second_bias, at);
     }
     if (of_x != grad_x) NAME(swap)(f, z.n, inputs(f), z.c, of_x, grad_x);
@@ -229,5 +229,5 @@ int NAME(layer_backward)(const struct layer *l, int64_t last, const T *grad, con
     if (of_first != grad_first) NAME(swap)(f, z.h, f1->taps, z.c, of_first, grad_first);
     if (of_second != grad_second) NAME(swap)(f, z.s, f2->taps, z.h, of_second, grad_second);
     free(work);
-    return full;
+    return failed;
 }

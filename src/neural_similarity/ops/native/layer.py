@@ -20,16 +20,16 @@ PREDICTOR_NAMES = "sphere", "light", "pooled"
 
 def forward(given: LayerTensors, frame: LayerFrame, y: Tensor, kept: Kept) -> None:
     """Write y and what backward needs into uninitialised tensors."""
-    (x, _, weight, *kernels), last = _dense(given.x, y, given.weight, given.first, given.last)
+    (x, _, weight, *kernels), bits = _dense(given.x, y, given.weight, given.first, given.last)
     operands = x, weight, given.bias, *_predictor(given, frame, *kernels), y, *kept
-    _call("layer_forward", given, frame, last, operands)
+    _call("layer_forward", given, frame, bits, operands)
 
 
 def backward(
     grad: Tensor, given: LayerTensors, kept: Kept, frame: LayerFrame, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of the layer's tensors that `needs` asks for."""
-    (x, grad, weight, *kernels), last = _dense(given.x, grad, given.weight, given.first, given.last)
+    (x, grad, weight, *kernels), bits = _dense(given.x, grad, given.weight, given.first, given.last)
     predictor = first, _, second, _, gain = _predictor(given, frame, *kernels)
     like = x, weight, given.bias, *predictor
     results = [
@@ -37,17 +37,17 @@ def backward(
         for t, need in zip(like, needs, strict=True)
     ]
     operands = grad, x, weight, first, second, gain, *kept, *results
-    _call("layer_backward", given, frame, last, operands)
+    _call("layer_backward", given, frame, bits, operands)
     return [
         g if g is None or t is None else g.to(t.dtype) for g, t in zip(results, given, strict=True)
     ]
 
 
 def _predictor(
-    given: LayerTensors, frame: LayerFrame, first: Tensor, last: Tensor
+    given: LayerTensors, frame: LayerFrame, first: Tensor, second: Tensor
 ) -> tuple[Tensor | None, ...]:
     """W₁, b₁, W₂, b₂ and g in C's types: the gains and the pooled predictor are in float32."""
-    parts, gain = (first, given.first_bias, last, given.last_bias), given.gain.float()
+    parts, gain = (first, given.first_bias, second, given.last_bias), given.gain.float()
     if frame.predictor == "pooled" and first.dtype != torch.float32:
         return *[t if t is None else t.float() for t in parts], gain
     return *parts, gain
@@ -57,23 +57,23 @@ def _dense(*tensors: Tensor) -> tuple[list[Tensor], int]:
     """Tensors (n, c, *size) without gaps, and a bit for each whose channels are adjacent."""
     dense, bits = [], 0
     for bit, tensor in enumerate(tensors):
-        whole, last = tensor, tensor.shape[2:].numel() == 1
+        whole, adjacent = tensor, tensor.shape[2:].numel() == 1
         if not tensor.is_contiguous():
-            dense_last = tensor.movedim(1, -1).is_contiguous()
-            last |= dense_last
-            whole = tensor if dense_last else tensor.contiguous()
-        bits |= last << bit
+            moved = tensor.movedim(1, -1).is_contiguous()
+            adjacent |= moved
+            whole = tensor if moved else tensor.contiguous()
+        bits |= adjacent << bit
         dense.append(whole)
     return dense, bits
 
 
 def _call(
-    name: str, given: LayerTensors, frame: LayerFrame, last: int, operands: Sequence[Tensor | None]
+    name: str, given: LayerTensors, frame: LayerFrame, bits: int, operands: Sequence[Tensor | None]
 ) -> None:
     x, weight, threads = given.x, given.weight, torch.get_num_threads()
     layer = _layer_of(frame, x.shape, weight.shape, given.first.shape[0], x.dtype, threads)
     addresses = [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in operands]
-    if find_function(name, x.dtype)(ctypes.byref(layer), ctypes.c_int64(last), *addresses):
+    if find_function(name, x.dtype)(ctypes.byref(layer), ctypes.c_int64(bits), *addresses):
         raise MemoryError(f"the compiled operators ran out of memory in {name}")
 
 
@@ -102,12 +102,12 @@ def _layer_of(
     groups = 1 if together else frame.groups
 
     pixels, ones = (images, *size, channels), (1,) * len(size)
-    seen, hidden_size, raw_size, first, last = size, out, out, window, frame.last
+    seen, hidden_size, raw_size, first, second = size, out, out, window, frame.last
     if frame.predictor != "sphere":
-        hidden_size, first, last = size, Window(ones, ones, (0,) * len(size), ones), window
+        hidden_size, first, second = size, Window(ones, ones, (0,) * len(size), ones), window
     if frame.predictor == "pooled":
         seen = hidden_size = raw_size = ones
-        last = first
+        second = first
 
     def frame_of(
         window: Window, x: Sequence[int], y: Sequence[int], w: Sequence[int], m: Sequence[int] = ()
@@ -120,7 +120,9 @@ def _layer_of(
     return _Layer(
         frame_of(window, pixels, (images, *out), (kernel[0], window.taps, kernel[1]), entries),
         frame_of(first, (images, *seen, channels), between, (hidden, first.taps, channels)),
-        frame_of(last, (*between, hidden), (images, *raw_size), (prod(entries), last.taps, hidden)),
+        frame_of(
+            second, (*between, hidden), (images, *raw_size), (prod(entries), second.taps, hidden)
+        ),
         groups,
         PREDICTOR_NAMES.index(frame.predictor),
         # A full M of many positions costs less in the kernel, where a diagonal one never does.

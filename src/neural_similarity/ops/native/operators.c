@@ -23,9 +23,9 @@ struct frame {
     int64_t taps, channels, filters, blocks, full;
     int64_t depth, width; /* taps x channels and filters, rounded up to a tile */
     int64_t image, x_pixel, y_pixel, m; /* elements from image to image, position to position */
-    int64_t more, threads;  /* more: add to the gradient of M */
-    int64_t each;           /* channels and filters of a group if all are taken at once, or 0 */
-    int64_t row;            /* taps of a kernel row if they see adjacent pixels of few channels, or 0 */
+    int64_t accumulate, threads; /* accumulate: add to the gradient of M */
+    int64_t group;    /* channels and filters of a group if all are taken at once, or 0 */
+    int64_t row_taps; /* taps of a kernel row if they see adjacent pixels of few channels, or 0 */
 };
 
 /* The frames of W with M and of a predictor's two convolutions. */
@@ -59,30 +59,30 @@ static int64_t every(const struct frame *f) { return f->full ? f->taps + 1 : 1; 
 static int64_t pieces(int64_t positions, int64_t most) { return (positions + most - 1) / most; }
 
 /* Whether every tap is added as it is read. */
-static int needs_no_columns(const struct frame *f) { return f->each == 1 && !f->full; }
+static int needs_no_columns(const struct frame *f) { return f->group == 1 && !f->full; }
 
 /* Whether what a kernel row sees is read at once, by a vector with a lane for each of its taps.
    Loops over nine taps are faster, see SPECIALISED. */
 static int goes_along(const struct frame *f) {
-    return f->row >= LONG && f->row <= LANES && f->channels <= FEW_CHANNELS;
+    return f->row_taps >= LONG && f->row_taps <= LANES && f->channels <= FEW_CHANNELS;
 }
 
 /* Positions whose columns are taken at a time. */
 static int64_t positions_for(const struct frame *f) {
     const int64_t near = NEARBY / f->depth / ROWS * ROWS;
     const int64_t all = (f->images * outputs(f) / TILE + 1) * TILE;
-    if (!f->each) return least(all, f->width * f->depth < LARGE ? POSITIONS : MANY);
+    if (!f->group) return least(all, f->width * f->depth < LARGE ? POSITIONS : MANY);
     return near < ROWS ? ROWS : least(near, least(all, POSITIONS));
 }
 
 /* The rows that the products of `count` positions fill. */
 static int64_t rows_of(const struct frame *f, int paired, int64_t count) {
-    return f->each ? pieces(count, ROWS) * ROWS : rows_for(paired, count);
+    return f->group ? pieces(count, ROWS) * ROWS : rows_for(paired, count);
 }
 
 /* Words of the kernel as products read it. */
 static int64_t kernel_size(const struct frame *f) {
-    return f->width * (f->each ? f->taps * f->each : f->depth);
+    return f->width * (f->group ? f->taps * f->group : f->depth);
 }
 
 /* Threads that share an image in backward. */
@@ -105,12 +105,12 @@ static int64_t together(const struct frame *f) {
     return most ? most : 1;
 }
 
-/* Memory; if none is left, 0, and `full` is set. */
-static void *room(int64_t bytes, int *full) {
+/* Memory; if none is left, 0, and `failed` is set. */
+static void *room(int64_t bytes, int *failed) {
     void *found = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!found) {
         #pragma omp atomic write
-        *full = 1;
+        *failed = 1;
     }
     return found;
 }
@@ -164,10 +164,10 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
 /* The function compiled for every possible `each`, so that the compiler knows the spread. */
 #define BY_EACH(FUNCTION, f, ...)                              \
     do {                                                       \
-        if (f->each == 1) FUNCTION(f, __VA_ARGS__, 1);         \
-        else if (f->each == 2) FUNCTION(f, __VA_ARGS__, 2);    \
-        else if (f->each == 4) FUNCTION(f, __VA_ARGS__, 4);    \
-        else if (f->each == 8) FUNCTION(f, __VA_ARGS__, 8);    \
+        if (f->group == 1) FUNCTION(f, __VA_ARGS__, 1);         \
+        else if (f->group == 2) FUNCTION(f, __VA_ARGS__, 2);    \
+        else if (f->group == 4) FUNCTION(f, __VA_ARGS__, 4);    \
+        else if (f->group == 8) FUNCTION(f, __VA_ARGS__, 8);    \
         else FUNCTION(f, __VA_ARGS__, 16);                     \
     } while (0)
 

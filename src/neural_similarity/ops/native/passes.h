@@ -2,7 +2,7 @@
 
 /* Whether the kernel needs no border; pairs are read as words, which start at even elements. */
 INLINE int NAME(fits)(const struct frame *f) {
-    return f->each ||
+    return f->group ||
            (!PAIRED && f->width == f->filters && f->depth == f->taps * f->channels);
 }
 
@@ -54,7 +54,7 @@ INLINE void NAME(flow)(const struct frame *f, const T *x, const float *m, int64_
 /* The kernel as `forward` reads it: panels of filters, or the layout of `grouped.h`. */
 static void NAME(lay_out)(const struct frame *f, const T *weight, T *bordered, uint32_t *packed) {
     const int64_t words_deep = f->depth / (1 + PAIRED);
-    if (f->each) {
+    if (f->group) {
         NAME(pack)(f, weight, (float *)packed, 0);
         return;
     }
@@ -81,7 +81,7 @@ INLINE void NAME(sum_chunk)(const struct frame *f, const T *x, const float *m, i
         return;
     }
     SPECIALISED(NAME(columns), f, x, m, at, count, columns, patches);
-    if (f->each) BY_EACH(NAME(grouped_join), f, (float *)packed, columns, sum, count);
+    if (f->group) BY_EACH(NAME(grouped_join), f, (float *)packed, columns, sum, count);
     else multiply(PAIRED, a, b, c, rows_for(PAIRED, count), f->filters, words_deep, 0);
 }
 
@@ -92,19 +92,19 @@ int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *we
     const int64_t most = needs_no_columns(f) ? POSITIONS : positions_for(f);
     const int64_t positions = f->images * outputs(f), chunks = pieces(positions, most);
     const int64_t columns_size = needs_no_columns(f) ? LANES : most * f->depth + LANES;
-    int full = 0;
-    T *bordered = NAME(fits)(f) ? 0 : room(f->width * f->depth * sizeof(T), &full);
-    uint32_t *packed = room(kernel_size(f) * 4, &full);
-    if (!full) NAME(lay_out)(f, weight, bordered, packed);
+    int failed = 0;
+    T *bordered = NAME(fits)(f) ? 0 : room(f->width * f->depth * sizeof(T), &failed);
+    uint32_t *packed = room(kernel_size(f) * 4, &failed);
+    if (!failed) NAME(lay_out)(f, weight, bordered, packed);
     #pragma omp parallel num_threads(f->threads)
     {
         const int64_t bytes = (1 + f->full) * columns_size * sizeof(T);
-        T *columns = room(bytes, &full), *patches = columns + f->full * columns_size;
-        float *sum = room(most * f->width * sizeof(float), &full);
+        T *columns = room(bytes, &failed), *patches = columns + f->full * columns_size;
+        float *sum = room(most * f->width * sizeof(float), &failed);
         const struct tiles before = take_matrix_unit();
         if (columns) memset(columns, 0, bytes);
         #pragma omp barrier
-        const int64_t all = full ? 0 : chunks;
+        const int64_t all = failed ? 0 : chunks;
         #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < all; chunk++) {
             const int64_t at = chunk * most, count = least(positions - at, most);
@@ -123,11 +123,11 @@ int NAME(forward)(const struct frame *f, const T *x, const float *m, const T *we
     }
     free(packed);
     free(bordered);
-    return full;
+    return failed;
 }
 
 /* The work space of one thread of backward. */
-struct NAME(desk) {
+struct NAME(workspace) {
     T *columns, *patches, *outgoing;
     uint32_t *woven, *turned, *woven_columns;
     float *g, *images;
@@ -135,7 +135,7 @@ struct NAME(desk) {
 };
 
 /* The product of outgoing and columns of some positions, in panels; added to `grad_weight` if `more`. */
-INLINE void NAME(correlate)(const struct frame *f, const struct NAME(desk) *d, int64_t rows,
+INLINE void NAME(correlate)(const struct frame *f, const struct NAME(workspace) *d, int64_t rows,
                             float *grad_weight, int more) {
     const int64_t tall = rows / (1 + PAIRED), most = positions_for(f) / (1 + PAIRED);
     struct matrix outgoing = {(uint32_t *)d->outgoing, TILE, f->width};
@@ -152,7 +152,7 @@ INLINE void NAME(correlate)(const struct frame *f, const struct NAME(desk) *d, i
 }
 
 /* Add the gradients of a chunk of images to `images` and, if `more`, `grad_weight`, and write grad_m's. */
-INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d, const T *x,
+INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(workspace) *d, const T *x,
                                const float *m, const T *grad, struct matrix kernel,
                                float *grad_m, float *grad_weight, int more, int64_t at,
                                int64_t count) {
@@ -168,13 +168,13 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
     if (grad_weight) {
         SPECIALISED(NAME(columns), f, x, m, at, count, d->columns, d->patches);
         memset(d->columns + count * f->depth, 0, (rows - count) * f->depth * sizeof(T));
-        if (f->each)
+        if (f->group)
             BY_EACH(NAME(grouped_correlate), f, d->outgoing, d->columns, grad_weight, count);
         else NAME(correlate)(f, d, rows, grad_weight, more);
     }
     if (!d->images && !grad_m) return;
     const struct matrix outgoing = {(uint32_t *)d->outgoing, f->width / (1 + PAIRED), 1};
-    if (f->each)
+    if (f->group)
         BY_EACH(NAME(grouped_expand), f, (float *)kernel.at, d->outgoing, d->g, count);
     else multiply(PAIRED, outgoing, kernel, (struct target){d->g, f->depth, TILE}, rows,
                   f->taps * f->channels, words_of(PAIRED, f->filters, f->width), 0);
@@ -191,14 +191,14 @@ INLINE void NAME(derive_chunk)(const struct frame *f, const struct NAME(desk) *d
    or in the layout of `grouped.h`: entry 0 of LANES filters, entry 1 of these, ..., then the next
    filters. */
 static void NAME(sum_kernels)(const struct frame *f, int64_t threads, const float *from, T *to) {
-    const int64_t row = f->taps * (f->each ? f->each : f->channels), size = kernel_size(f);
+    const int64_t row = f->taps * (f->group ? f->group : f->channels), size = kernel_size(f);
     #pragma omp parallel for num_threads(f->threads) schedule(static)
     for (int64_t o = 0; o < f->filters; o++)
         for (int64_t k = 0; k < row; k += LANES) {
             vector sum = {0};
             for (int64_t thread = 0; thread < threads; thread++) {
                 const float *own = from + thread * size;
-                if (!f->each) sum += load_float32(own + k / TILE * TILE * f->width + o * TILE + k % TILE);
+                if (!f->group) sum += load_float32(own + k / TILE * TILE * f->width + o * TILE + k % TILE);
                 else for (int64_t i = 0; i < least(LANES, row - k); i++)
                     sum[i] += own[(o / LANES * row + k + i) * LANES + o % LANES];
             }
@@ -228,41 +228,41 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
     const int64_t size = kernel_size(f), most = together(f), rows = positions_for(f);
     const int64_t pixels = inputs(f), image_size = most * pixels * f->channels;
     int64_t team = 1; /* actual threads: the system may give fewer than requested */
-    int full = 0;
-    T *bordered = NAME(fits)(f) ? 0 : room(f->width * f->depth * sizeof(T), &full);
-    uint32_t *woven = room(size * 4, &full);
-    float *weights = grad_weight ? room(f->threads * size * sizeof(float), &full) : 0;
-    float *images = grad_x ? room(f->threads * image_size * sizeof(float), &full) : 0;
+    int failed = 0;
+    T *bordered = NAME(fits)(f) ? 0 : room(f->width * f->depth * sizeof(T), &failed);
+    uint32_t *woven = room(size * 4, &failed);
+    float *weights = grad_weight ? room(f->threads * size * sizeof(float), &failed) : 0;
+    float *images = grad_x ? room(f->threads * image_size * sizeof(float), &failed) : 0;
     struct matrix kernel = {woven, 0, 0};
-    if (!full && f->each) NAME(pack)(f, weight, (float *)woven, 1);
-    else if (!full)
+    if (!failed && f->group) NAME(pack)(f, weight, (float *)woven, 1);
+    else if (!failed)
         kernel = panels(PAIRED, woven, NAME(border)(f, weight, bordered), f->width, f->depth);
     #pragma omp parallel num_threads(f->threads)
     {
-        const int64_t tall = f->each ? 0 : rows / (1 + PAIRED), columns_size = rows * f->depth + LANES;
+        const int64_t tall = f->group ? 0 : rows / (1 + PAIRED), columns_size = rows * f->depth + LANES;
         const int64_t thread = omp_get_thread_num();
-        struct NAME(desk) d = {
-            .columns = grad_weight ? room(columns_size * sizeof(T), &full) : 0,
-            .patches = grad_m || f->full ? room(columns_size * sizeof(T), &full) : 0,
-            .outgoing = room(rows * f->width * sizeof(T), &full),
-            .woven = room(tall * f->width * 4, &full),
-            .turned = room(tall * f->width * 4, &full),
-            .woven_columns = room(tall * f->depth * 4, &full),
-            .products = room((f->taps * f->taps + LANES) * sizeof(vector), &full),
-            .g = room(rows * f->depth * sizeof(float), &full),
+        struct NAME(workspace) d = {
+            .columns = grad_weight ? room(columns_size * sizeof(T), &failed) : 0,
+            .patches = grad_m || f->full ? room(columns_size * sizeof(T), &failed) : 0,
+            .outgoing = room(rows * f->width * sizeof(T), &failed),
+            .woven = room(tall * f->width * 4, &failed),
+            .turned = room(tall * f->width * 4, &failed),
+            .woven_columns = room(tall * f->depth * 4, &failed),
+            .products = room((f->taps * f->taps + LANES) * sizeof(vector), &failed),
+            .g = room(rows * f->depth * sizeof(float), &failed),
             .images = images ? images + thread * image_size : 0,
         };
         if (d.columns) memset(d.columns, 0, columns_size * sizeof(T));
         if (d.patches) memset(d.patches, 0, columns_size * sizeof(T));
         float *to_weight = weights ? weights + thread * size : 0;
-        int more = f->each != 0; /* whether to_weight has numbers already */
+        int more = f->group != 0; /* whether to_weight has numbers already */
         if (to_weight && more) memset(to_weight, 0, size * sizeof(float));
         if (thread == 0) team = omp_get_num_threads();
         const struct tiles before = take_matrix_unit();
         #pragma omp barrier
         const int64_t parts = parts_of(f, team);
         const struct share share = share_of(f, thread, team);
-        for (int64_t image = share.first; !full && image < share.last; image += most) {
+        for (int64_t image = share.first; !failed && image < share.last; image += most) {
             const int64_t some = least(share.last - image, most), positions = some * outputs(f);
             const int64_t done = image * outputs(f);
             if (d.images) memset(d.images, 0, some * pixels * f->channels * sizeof(float));
@@ -277,7 +277,7 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
         }
         if (to_weight && !more) memset(to_weight, 0, size * sizeof(float));
         #pragma omp barrier
-        if (d.images && !full && parts > 1 && share.first < share.last)
+        if (d.images && !failed && parts > 1 && share.first < share.last)
             NAME(write_images)(f, d.images - share.part * image_size, image_size, parts,
                                grad_x + share.first * f->image, pixels * share.part / parts,
                                pixels * (share.part + 1) / parts);
@@ -286,10 +286,10 @@ int NAME(backward)(const struct frame *f, const T *x, const float *m, const T *w
         free(d.woven_columns); free(d.g);
         free(d.products);
     }
-    if (weights && !full) NAME(sum_kernels)(f, team, weights, grad_weight);
+    if (weights && !failed) NAME(sum_kernels)(f, team, weights, grad_weight);
     free(weights);
     free(images);
     free(woven);
     free(bordered);
-    return full;
+    return failed;
 }

@@ -59,14 +59,14 @@ static int NAME(gained)(int64_t rows, int64_t channels, int64_t threads, const T
 static int NAME(gained_gradient)(int64_t rows, int64_t channels, int64_t threads,
                                  const float *grad, const T *raw, const float *gain, T *grad_raw,
                                  double *grad_gain) {
-    int full = 0;
+    int failed = 0;
     #pragma omp parallel num_threads(threads)
     {
         double *sums = grad_gain + omp_get_thread_num() * channels;
-        float *few = room((channels + LANES) * sizeof(float), &full);
+        float *few = room((channels + LANES) * sizeof(float), &failed);
         #pragma omp barrier
         #pragma omp for schedule(static)
-        for (int64_t brief = 0; brief < (full ? 0 : pieces(rows, BRIEF)); brief++) {
+        for (int64_t brief = 0; brief < (failed ? 0 : pieces(rows, BRIEF)); brief++) {
             memset(few, 0, (channels + LANES) * sizeof(float));
             for (int64_t row = brief * BRIEF; row < least(rows, (brief + 1) * BRIEF); row++)
                 for (int64_t i = 0; i < channels; i += LANES) {
@@ -80,7 +80,7 @@ static int NAME(gained_gradient)(int64_t rows, int64_t channels, int64_t threads
         }
         free(few);
     }
-    return full;
+    return failed;
 }
 
 /* factors = scale / sqrt(eps + the squares of every patch). Returns 0, or 1 if memory ran out. */
@@ -88,10 +88,10 @@ static int NAME(patch_factors)(const struct frame *f, const T *x, float eps, flo
                                float *factors) {
     const int64_t positions = f->images * outputs(f), rows = pieces(positions, f->out[2]);
     const int64_t pixels = f->images * inputs(f), n = f->channels;
-    int full = 0;
-    float *energies = room(pixels * sizeof(float), &full);
+    int failed = 0;
+    float *energies = room(pixels * sizeof(float), &failed);
     #pragma omp parallel for num_threads(f->threads) schedule(static)
-    for (int64_t pixel = 0; pixel < (full ? 0 : pixels); pixel++) {
+    for (int64_t pixel = 0; pixel < (failed ? 0 : pixels); pixel++) {
         vector total = {0};
         for (int64_t i = 0; i < n; i += LANES) {
             const vector v = NAME(load_some)(x + pixel * n + i, n - i);
@@ -100,7 +100,7 @@ static int NAME(patch_factors)(const struct frame *f, const T *x, float eps, flo
         energies[pixel] = lane_sum(total);
     }
     #pragma omp parallel for num_threads(f->threads) schedule(static)
-    for (int64_t row = 0; row < (full ? 0 : rows); row++) {
+    for (int64_t row = 0; row < (failed ? 0 : rows); row++) {
         float *to = factors + row * f->out[2];
         const struct line line = line_of(f, row * f->out[2], f->out[2]);
         for (int64_t j = 0; j < line.run; j++) to[j] = eps;
@@ -112,7 +112,7 @@ static int NAME(patch_factors)(const struct frame *f, const T *x, float eps, flo
         for (int64_t j = 0; j < line.run; j++) to[j] = scale / sqrtf(to[j]);
     }
     free(energies);
-    return full;
+    return failed;
 }
 
 /* Add to grad_x the gradient of x by that of its factors: x times what its patches ask for.
@@ -122,12 +122,12 @@ static int NAME(patch_factors_gradient)(const struct frame *f, const float *grad
                                         const float *factors, float scale, T *grad_x) {
     const int64_t rows = f->out[0] * f->out[1], size = f->out[2], n = f->channels;
     const int64_t pixels = f->images * inputs(f);
-    int full = 0;
-    float *wanted = room(pixels * sizeof(float), &full);
-    float *asked = room(f->threads * size * sizeof(float), &full);
+    int failed = 0;
+    float *wanted = room(pixels * sizeof(float), &failed);
+    float *asked = room(f->threads * size * sizeof(float), &failed);
     if (wanted) memset(wanted, 0, pixels * sizeof(float));
     #pragma omp parallel for num_threads(f->threads) schedule(static)
-    for (int64_t image = 0; image < (full ? 0 : f->images); image++)
+    for (int64_t image = 0; image < (failed ? 0 : f->images); image++)
         for (int64_t row = image * rows; row < (image + 1) * rows; row++) {
             const struct line line = line_of(f, row * size, size);
             const float *g = grad + row * size, *factor = factors + row * size;
@@ -142,7 +142,7 @@ static int NAME(patch_factors_gradient)(const struct frame *f, const float *grad
             }
         }
     #pragma omp parallel for num_threads(f->threads) schedule(static)
-    for (int64_t pixel = 0; pixel < (full ? 0 : pixels); pixel++)
+    for (int64_t pixel = 0; pixel < (failed ? 0 : pixels); pixel++)
         for (int64_t i = 0; i < n; i += LANES) {
             T *to = grad_x + pixel * n + i;
             const vector v = wanted[pixel] * NAME(load_some)(x + pixel * n + i, n - i);
@@ -150,7 +150,7 @@ static int NAME(patch_factors_gradient)(const struct frame *f, const float *grad
         }
     free(wanted);
     free(asked);
-    return full;
+    return failed;
 }
 
 /* The sums over rows, in T or in float: in float over BRIEF rows, then in double. */
@@ -183,8 +183,8 @@ static int NAME(gain_gradient)(const struct sizes *z, int64_t threads, const flo
                                char *at) {
     double *sums = share(&at, threads * z->s * sizeof(double));
     memset(sums, 0, threads * z->s * sizeof(double));
-    const int full = NAME(gained_gradient)(z->rows, z->s, threads, of_m, raw, gain, of_raw, sums);
+    const int failed = NAME(gained_gradient)(z->rows, z->s, threads, of_m, raw, gain, of_raw, sums);
     for (int64_t t = threads * z->s - 1; t >= z->s; t--) sums[t % z->s] += sums[t];
     for (int64_t t = 0; grad_gain && t < z->s; t++) grad_gain[t] = sums[t];
-    return full;
+    return failed;
 }

@@ -39,11 +39,11 @@ static int NAME(predict_pooled)(const struct layer *l, const struct sizes *z, co
                                 char *at) {
     float *hidden = d + z->n * z->c, *inner = share(&at, z->rows * z->s * sizeof(float));
     NAME(directions)(l, x, d, factors);
-    int full = forward_float32(&l->first, d, 0, first, hidden, first_bias);
+    int failed = forward_float32(&l->first, d, 0, first, hidden, first_bias);
     activated_float32(1, z->hidden, 1, hidden, 0, 0, 0, hidden);
-    full |= forward_float32(&l->last, hidden, 0, second, inner, 0);
+    failed |= forward_float32(&l->last, hidden, 0, second, inner, 0);
     activated_float32(z->rows, z->s, 1, inner, 0, second_bias, 1, raw);
-    return full;
+    return failed;
 }
 
 /* The gradients that are not null; `of_x` is added to. */
@@ -58,37 +58,37 @@ static int NAME(predict_pooled_gradient)(const struct layer *l, const struct siz
     float *of_raw = share(&at, z->rows * z->s * sizeof(float));
     float *of_hidden = share(&at, z->hidden * sizeof(float));
     float *of_d = share(&at, z->n * z->c * sizeof(float));
-    int full = gain_gradient_float32(z, l->conv.threads, of_m, raw, gain, of_raw, grad_gain, at);
+    int failed = gain_gradient_float32(z, l->conv.threads, of_m, raw, gain, of_raw, grad_gain, at);
     bound_gradient_float32(z->rows * z->s, raw, of_raw);
     if (grad_second_bias) sum_rows_float32(z->rows, z->s, of_raw, grad_second_bias, 0);
-    full |= backward_float32(&l->last, hidden, 0, second, of_raw, of_hidden, 0, grad_second);
+    failed |= backward_float32(&l->last, hidden, 0, second, of_raw, of_hidden, 0, grad_second);
     scaled_gradient_float32(1, z->hidden, 1, of_hidden, hidden, 0, 1, of_hidden, 0);
     if (grad_first_bias) sum_rows_float32(z->rows, z->h, of_hidden, grad_first_bias, 0);
-    full |= backward_float32(&l->first, d, 0, first, of_hidden, of_x ? of_d : 0, 0, grad_first);
+    failed |= backward_float32(&l->first, d, 0, first, of_hidden, of_x ? of_d : 0, 0, grad_first);
     if (of_x) NAME(directions_gradient)(l, of_d, d, factors, of_x);
-    return full;
+    return failed;
 }
 
 /* `forward` of every group. */
 static int NAME(forward_groups)(const struct frame *f, int64_t groups, int64_t w, const T *x,
                                 const float *m, const T *weight, T *y, const T *bias) {
-    int full = 0;
+    int failed = 0;
     for (int64_t g = 0; g < groups; g++)
-        full |= NAME(forward)(f, x + g * f->channels, m, weight + g * (w / groups),
+        failed |= NAME(forward)(f, x + g * f->channels, m, weight + g * (w / groups),
                               y + g * f->filters, bias ? bias + g * f->filters : 0);
-    return full;
+    return failed;
 }
 
 /* `backward` of every group; groups add to M's gradient. */
 static int NAME(backward_groups)(struct frame f, int64_t groups, int64_t w, const T *x,
                                  const float *m, const T *weight, const T *grad, T *grad_x,
                                  float *grad_m, T *grad_weight) {
-    int full = 0;
-    for (int64_t g = 0; g < groups; g++, f.more = 1)
-        full |= NAME(backward)(&f, x + g * f.channels, m, weight + g * (w / groups),
+    int failed = 0;
+    for (int64_t g = 0; g < groups; g++, f.accumulate = 1)
+        failed |= NAME(backward)(&f, x + g * f.channels, m, weight + g * (w / groups),
                                grad + g * f.filters, grad_x ? grad_x + g * f.channels : 0, grad_m,
                                grad_weight ? grad_weight + g * (w / groups) : 0);
-    return full;
+    return failed;
 }
 
 /* W in float. */
@@ -107,12 +107,12 @@ static int NAME(forward_by_image)(const struct layer *l, const struct sizes *z, 
     const float *one = needs_no_columns(&f) ? ones : 0;
     const float *wide = NAME(widened)(z->w, weight, &at);
     T *kernel = share(&at, z->w * sizeof(T));
-    int full = 0;
+    int failed = 0;
     for (int64_t image = 0; image < z->n; image++, m += z->s, x += f.image, y += outputs(&f) * z->o) {
         NAME(fold)(z->o, z->w / z->o / f.taps, f.taps, 1, f.threads, wide, m, kernel);
-        full |= NAME(forward_groups)(&f, l->groups, z->w, x, one, kernel, y, bias);
+        failed |= NAME(forward_groups)(&f, l->groups, z->w, x, one, kernel, y, bias);
     }
-    return full;
+    return failed;
 }
 
 /* The gradients of x, W and M, unless null. */
@@ -126,19 +126,19 @@ static int NAME(backward_by_image)(const struct layer *l, const struct sizes *z,
     const float *wide = NAME(widened)(size, weight, &at);
     T *kernel = share(&at, size * sizeof(T)), *of_kernel = share(&at, size * sizeof(T));
     float *part = share(&at, size * sizeof(float)), *sum = share(&at, size * sizeof(float));
-    int full = 0;
+    int failed = 0;
     memset(sum, 0, size * sizeof(float));
     for (int64_t image = 0; image < z->n; image++, m += z->s) {
         NAME(fold)(z->o, channels, f.taps, 1, f.threads, wide, m, kernel);
-        full |= NAME(backward_groups)(f, l->groups, size, x + image * f.image, one, kernel,
+        failed |= NAME(backward_groups)(f, l->groups, size, x + image * f.image, one, kernel,
                                       grad + image * outputs(&f) * z->o,
                                       grad_x ? grad_x + image * f.image : 0, 0,
                                       grad_m || grad_weight ? of_kernel : 0);
-        if (full || !(grad_m || grad_weight)) continue;
-        full |= NAME(fold_backward)(z->o, channels, f.taps, 1, f.threads, wide, m, of_kernel,
+        if (failed || !(grad_m || grad_weight)) continue;
+        failed |= NAME(fold_backward)(z->o, channels, f.taps, 1, f.threads, wide, m, of_kernel,
                                     grad_weight ? part : 0, grad_m ? grad_m + image * z->s : 0);
         for (int64_t i = 0; grad_weight && i < size; i++) sum[i] += part[i];
     }
     for (int64_t i = 0; grad_weight && i < size; i++) grad_weight[i] = NAME(narrow)(sum[i]);
-    return full;
+    return failed;
 }

@@ -109,9 +109,9 @@ def plan_launch(given: Operands, y: Tensor) -> LaunchPlan:
 
 
 def forward(given: Operands) -> Tensor:
-    x, weight, *_, groups = last = given._replace(x=channels_last(given.x))
+    x, weight, *_, groups = dense = given._replace(x=channels_last(given.x))
     y = x.new_empty(len(x), *given.output_size, len(weight)).movedim(-1, 1)
-    plan = plan_launch(last, y)
+    plan = plan_launch(dense, y)
     constants = plan.tile_constants(32, 128) if plan.full else plan.tile_constants(64, 64)
     grid = (
         _row_tiles(plan.output_positions),
@@ -124,14 +124,14 @@ def forward(given: Operands) -> Tensor:
 
 
 def backward(grad: Tensor, given: Operands, needs: Sequence[bool]) -> Gradients:
-    last = given._replace(x=channels_last(given.x))
-    gradients = grad_x, grad_weight, grad_m = last.empty_gradients(needs)
+    dense = given._replace(x=channels_last(given.x))
+    gradients = grad_x, grad_weight, grad_m = dense.empty_gradients(needs)
     if grad.numel():
-        _write_gradients(plan_launch(last, channels_last(grad)), last, gradients, needs)
+        _write_gradients(plan_launch(dense, channels_last(grad)), dense, gradients, needs)
     else:
         for gradient in gradients:
             gradient.zero_()
-    if needs[0] and last.x is not given.x:
+    if needs[0] and dense.x is not given.x:
         grad_x = torch.empty_like(given.x).copy_(grad_x)
     return grad_x, grad_weight, grad_m
 
