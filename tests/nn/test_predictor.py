@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields, replace
+from functools import partial
 from math import nan
 
 import numpy as np
@@ -328,3 +329,13 @@ def test_large_inputs_in_half_precision_do_not_overflow(normalize):
     factor = 4608**0.5 if normalize == "rms" else 1
     expected = factor * (kernel @ patches) / patches.norm(dim=1, keepdim=True)
     assert_close(hidden.double().flatten(2), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_predictor_of_ones_own_that_grows_runs_in_float32(grows):
+    """Its sums of 4,608 numbers of 300 are no number of float16."""
+    predictor = partial(lambda geometry, n: nn.Conv2d(512, n, *geometry.window))
+    vars(predictor).update(GROWS=grows)
+    layer = ns.Conv2d(512, 4, 3, similarity=ns.Dynamic(predictor=predictor)).half()
+    nn.init.ones_(layer.similarity.predictor.weight)
+    assert layer(torch.full((1, 512, 5, 5), 300.0).half()).isfinite().all() == grows

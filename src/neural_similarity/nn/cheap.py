@@ -1,6 +1,7 @@
 """The cheap predictors: few channels, or one M per image."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,7 @@ class Light(Spec):
         ValueError: `reduction` is not a positive integer, or `bound` is unknown.
     """
 
+    GROWS: ClassVar[bool] = True
     reduction: int = 4
     bound: Bound | None = "tanh"
 

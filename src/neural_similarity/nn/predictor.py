@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,8 @@ from neural_similarity.ops.window import (
 
 Predictor = Callable[[Geometry, int], nn.Module]
 """(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out), or to
-(n, scalars, 1, ...) for one M per image."""
+(n, scalars, 1, ...) for one M per image. Where its attribute `GROWS` is true, values inside grow
+with the input: it runs in float32 where autocast would take float16."""
 
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -210,6 +211,7 @@ class CNN(TwoLayers):
         ValueError: an option is unknown or out of its range.
     """
 
+    GROWS: ClassVar[bool] = True
     bound: Bound | None = "tanh"
 
     def __post_init__(self):

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from neural_similarity.choices import require_known
-from neural_similarity.nn.cheap import Light
 from neural_similarity.nn.geometry import Geometry
 from neural_similarity.nn.modes import evaluation_mode
-from neural_similarity.nn.predictor import CNN, Predictor, SphereNet, in_float32
+from neural_similarity.nn.predictor import Predictor, SphereNet, in_float32
 from neural_similarity.nn.shared import shared_part
 from neural_similarity.nn.spec import Spec
 from neural_similarity.nn.standard import standard_frame, standard_parts
@@ -230,7 +229,7 @@ class DynamicSimilarity(nn.Module):
     def _predict_raw(
         self, structure: StructureModule, x: Tensor, output: tuple[int, ...]
     ) -> Tensor:
-        grows = isinstance(self.spec.predictor, CNN | Light)
+        grows = getattr(self.spec.predictor, "GROWS", False)
         half = autocast_dtype(x) == torch.float16
         raw = in_float32(self.predictor, x) if grows and half else self.predictor(x)
         expected = (x.shape[0], structure.scalars, *output)
