@@ -304,3 +304,6 @@ def test_pages_for_contributors_name_what_the_code_has():
     files = [path for path in every if path.suffix in (".py", ".pyi", ".toml")]
     files.append(ROOT / "mkdocs.yml")
     assert names <= set(re.findall(r"\w+", "".join(path.read_text() for path in files)))
+    for path in re.findall(r"`((?:\w+/)+[a-z_]+\.\w+)`", pages[1].read_text()):
+        place = f"neural_similarity/{path}".replace("/paper/", "_paper/")
+        assert (ROOT / "src" / place).exists() or (ROOT / path).exists()

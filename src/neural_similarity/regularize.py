@@ -27,8 +27,10 @@ Measure = Callable[[Tensor], Tensor]
 
 _PRODUCTS = 12
 """Products of the Hessian with a vector, by which its largest eigenvalue is estimated."""
-_ONCE = "derivative for", "ouble backward", "differentiate twice", "original forward and recomp"
-"""What torch says of functions without a second derivative, and of checkpoints that hold one."""
+_NO_SECOND_DERIVATIVE = (
+    "derivative for", "ouble backward", "differentiate twice", "original forward and recomp",
+)  # fmt: skip
+"""Parts of torch's errors where a function has no second derivative, also inside a checkpoint."""
 _SHARE_OF_LIMIT = 0.2
 """The learning rate over the one at which gradient descent leaves a quadratic minimum."""
 
@@ -206,7 +208,7 @@ def _derivatives(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
     try:
         return torch.autograd.grad(*arguments, **options)
     except RuntimeError as error:
-        if not any(words in str(error) for words in _ONCE):
+        if not any(words in str(error) for words in _NO_SECOND_DERIVATIVE):
             raise
         raise ValueError(
             f"`logits` must be differentiable twice, or the rate given: {error}"

@@ -5,12 +5,12 @@ from importlib.util import find_spec
 
 
 def installed_entries(group: str) -> list[EntryPoint]:
-    """The entry points of `neural_similarity.GROUP` whose packages are here; none is imported."""
+    """The entry points of `neural_similarity.GROUP` whose packages are installed; imports none."""
     entries = entry_points(group=f"neural_similarity.{group}")
     return [entry for entry in entries if find_spec(entry.value.partition(".")[0])]
 
 
 def load_entries(group: str) -> None:
-    """Import the modules of a group, which add to the room that calls this."""
+    """Import every installed module of a group, which registers what it adds."""
     for entry in installed_entries(group):
         entry.load()

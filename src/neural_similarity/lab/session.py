@@ -15,7 +15,7 @@ from neural_similarity.lab.train import distributed
 from neural_similarity.lab.train.environment import describe_environment
 from neural_similarity.lab.train.fitting import complete_run
 from neural_similarity.lab.train.journal import import_tracker
-from neural_similarity.lab.train.peers import deaths_named
+from neural_similarity.lab.train.peers import report_dead_processes
 from neural_similarity.lab.train.progress import count_bar
 from neural_similarity.lab.train.recipe import TrainingRecipe, recipe_to_json, scale_recipe
 from neural_similarity.lab.train.run import (
@@ -24,7 +24,7 @@ from neural_similarity.lab.train.run import (
     create_run,
     load_network,
     read_run,
-    removed_if_nothing_began,
+    remove_folder_if_start_fails,
     require_new,
     require_same_data,
 )
@@ -109,7 +109,7 @@ def resume(
     _require_equal_shares(run.recipe)
     runtime = choose_runtime(device, run.precision, run.recipe.channels_last)
     distributed.join_processes(runtime.device)
-    with deaths_named(run.path), cpu_threads(run.recipe.threads), tuned_convolutions():
+    with report_dead_processes(run.path), cpu_threads(run.recipe.threads), tuned_convolutions():
         complete_run(run, load_task(run, data_root), runtime)
     return run
 
@@ -193,7 +193,7 @@ def _begin_run(recipe: TrainingRecipe, place: _Place, origin: dict[str, Any] | N
     if not goes_on:
         require_new(path, kind.COMMAND)  # before the data are read
     distributed.join_processes(runtime.device)
-    with deaths_named(path), cpu_threads(recipe.threads), tuned_convolutions():
+    with report_dead_processes(path), cpu_threads(recipe.threads), tuned_convolutions():
         if not goes_on:
             task_of(recipe).check_recipe(recipe)
         task = _load_task(recipe, place.data_root)
@@ -233,7 +233,7 @@ def _begin_together(
     facts = task.check_start() | (origin or {})
     run = task.new_run(path, place.name, place.budget, place.data_root)
     distributed.by_first(lambda: create_run(run, describe_environment(runtime) | facts))
-    removed = removed_if_nothing_began(run) if distributed.is_first() else nullcontext()
-    with removed, deaths_named(run.path):
+    removed = remove_folder_if_start_fails(run) if distributed.is_first() else nullcontext()
+    with removed, report_dead_processes(run.path):
         complete_run(run, task, runtime)
     return run

@@ -37,9 +37,9 @@ from neural_similarity_paper.statistics import by_image
 from neural_similarity_paper.tables.rows import Row
 
 LOSS_RISE = 1.5
-"""A training that diverged ends at least at so many times its least loss, or not at a number."""
-CHANCES = 2, 3
-"""A network is near chance below so many times it, and, where the loss rose, below the other."""
+"""A run diverged if its final loss is NaN, or at least this multiple of its minimum."""
+NEAR_CHANCE = 2, 3
+"""An accuracy below twice chance counts as near chance; below three times where the loss rose."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,14 +99,14 @@ def has_failed(losses: Sequence[float], accuracy: float, classes: int) -> bool:
     """Whether a training diverged or left the network near chance.
 
     Args:
-        losses: of training, in their order; a single one is of no training.
+        losses: of training, in their order; with a single one nothing was trained.
         accuracy: share of correct answers at test.
         classes: number of classes.
     """
     if len(losses) < 2:
         return False
     rose = not losses[-1] < LOSS_RISE * min(losses)
-    return accuracy * classes < CHANCES[rose]
+    return accuracy * classes < NEAR_CHANCE[rose]
 
 
 @dataclass(frozen=True)

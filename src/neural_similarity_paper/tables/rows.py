@@ -79,7 +79,7 @@ class Table:
 
 
 def make_table(content: Mapping[str, Any], suffix: str = "") -> Table:
-    """A table from its entry in `tables.toml`, of the recipes with a suffix that there are."""
+    """The table of an entry of `tables.toml`; with a suffix, of the rows whose recipe has it."""
     metric, shots = content.get("metric", "error"), content.get("shots", ())
     panels = []
     for title, listed in content["panels"].items():

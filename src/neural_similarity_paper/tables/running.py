@@ -12,7 +12,7 @@ from typing import IO
 
 from neural_similarity.lab.errors import RunError
 from neural_similarity.lab.train.files import hold_lock
-from neural_similarity.lab.train.stopping import signals_noted
+from neural_similarity.lab.train.stopping import catch_signals
 from neural_similarity_paper.tables.kinds import Key
 from neural_similarity_paper.tables.missing import Line
 
@@ -33,7 +33,7 @@ def run_lines(lines: Sequence[Line], jobs: int) -> tuple[dict[Key, str], int | N
         The reason of each failure, and the signal that ended it early.
     """
     failed: dict[Key, str] = {}
-    with signals_noted() as stop, ThreadPoolExecutor(jobs) as pool:
+    with catch_signals() as stop, ThreadPoolExecutor(jobs) as pool:
 
         def run_line(line: Line) -> str | None:
             if reasons := [failed[key] for key in line.after if key in failed]:

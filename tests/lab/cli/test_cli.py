@@ -165,7 +165,7 @@ def test_more_memory_than_there_is_takes_one_line(size, capsys):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ('{"command": "nsim fewshot train"}', "already, a run of `nsim fewshot train`"),
+        ('{"command": "nsim fewshot train"}', "already, a run of kind 'nsim fewshot train'"),
         ("{}", "exists already; continue it with `nsim train --resume"),
         ("no json", ANOTHER),
         (None, ANOTHER),

@@ -27,7 +27,7 @@ from neural_similarity.lab.tasks.baselines import (
     with_baseline,
 )
 from neural_similarity.lab.tasks.tuned import BLOCK
-from neural_similarity.lab.tasks.tuned_kin import sparse_codes
+from neural_similarity.lab.tasks.tuned_related import sparse_codes
 from neural_similarity.lab.train import Recipe
 from neural_similarity.lab.train.recipe import recipe_from_json, recipe_to_json
 from neural_similarity_paper.corruption import rotate_images

@@ -224,7 +224,7 @@ def test_data_are_loaded_as_the_recipe_says(tmp_path, monkeypatch):
     recipe = replace(TINY, dataset="folder", image_size=8, workers=3, draft=False)
     run = train(recipe, out=tmp_path / "run", data_root="there", device="cpu")
     assert run.data_root == str(Path("there").absolute())
-    options = {"root": "there", "otherwise": 32, "image_size": 8, "workers": 3, "draft": False}
+    options = {"root": "there", "fallback_size": 32, "image_size": 8, "workers": 3, "draft": False}
     assert asked == [(("folder",), options)]
 
 

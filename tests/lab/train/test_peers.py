@@ -157,19 +157,19 @@ def heard():
 @pytest.mark.usefixtures("two_processes")
 def test_sigterm_after_a_death_names_it_and_acts_as_before_else(monkeypatch, heard):
     with pytest.raises(PeerDied, match="of 2 processes, rank 1 died; run the command again"):
-        with peers.deaths_named():
+        with peers.report_dead_processes():
             os.kill(os.getpid(), signal.SIGTERM)
     monkeypatch.setattr(distributed, "peers", lambda: [])
-    with peers.deaths_named():
+    with peers.report_dead_processes():
         os.kill(os.getpid(), signal.SIGTERM)
     assert heard == ["as before"]
 
 
 @pytest.mark.usefixtures("two_processes")
 def test_errors_of_this_process_stay_its_own():
-    with pytest.raises(RuntimeError, match=r"^my own$"), peers.deaths_named():
+    with pytest.raises(RuntimeError, match=r"^my own$"), peers.report_dead_processes():
         raise RuntimeError("my own")
-    with pytest.raises(PeerDied, match="rank 1 died"), peers.deaths_named():
+    with pytest.raises(PeerDied, match="rank 1 died"), peers.report_dead_processes():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer")
 
 
@@ -184,7 +184,8 @@ def test_without_a_death_the_error_itself_is_passed_on(monkeypatch, elsewhere, e
     monkeypatch.setattr(distributed, "process_count", lambda: 2)
     monkeypatch.setattr(distributed, "peers", lambda: processes)
     monkeypatch.setattr(peers, "WAIT_SECONDS", 0.05)
-    with pytest.raises(RunError, match=r"could not communicate") as found, peers.deaths_named():
+    failing = pytest.raises(RunError, match=r"could not communicate")
+    with failing as found, peers.report_dead_processes():
         raise error
     assert not isinstance(found.value, PeerDied)
     assert str(found.value).endswith(f": {MISMATCH}")
@@ -203,7 +204,7 @@ def test_torchruns_sigterm_does_not_cut_short_what_a_broken_connection_says(monk
 
     for during in (True, False):
         monkeypatch.setattr(peers, "_dead_ranks", find_and_be_ended if during else find)
-        with pytest.raises(PeerDied, match="rank 1 died"), peers.deaths_named():
+        with pytest.raises(PeerDied, match="rank 1 died"), peers.report_dead_processes():
             raise RuntimeError("gloo")
         if not during:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -19,7 +19,7 @@ from neural_similarity.lab.train import run as run_module
 from neural_similarity.lab.train.checkpoint import list_checkpoints
 from neural_similarity.lab.train.files import hold_lock
 from neural_similarity.lab.train.journal import Journal, cut_back
-from neural_similarity.lab.train.stopping import signals_noted
+from neural_similarity.lab.train.stopping import catch_signals
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -103,7 +103,7 @@ def handler(request):
 @pytest.mark.parametrize("handler", [(signal.SIGHUP, signal.SIG_IGN)], indirect=True)
 @pytest.mark.usefixtures("handler")
 def test_under_nohup_a_lost_terminal_is_ignored():
-    with signals_noted() as stop:
+    with catch_signals() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         assert stop() is None
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -111,7 +111,7 @@ def test_under_nohup_a_lost_terminal_is_ignored():
 
 @pytest.mark.parametrize("handler", [(signal.SIGTERM, None)], indirect=True)
 def test_a_second_signal_acts_as_before(handler):
-    with signals_noted() as stop:
+    with catch_signals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert (stop(), handler) == (signal.SIGTERM, [])
         os.kill(os.getpid(), signal.SIGTERM)

@@ -37,7 +37,7 @@ def load_dataset(
     *,
     image_size: int | None = None,
     workers: int = 0,
-    otherwise: int | None = None,
+    fallback_size: int | None = None,
     draft: bool = False,
 ) -> Dataset:
     """Load a data set into memory as a whole; "imagenet" stays in its files.
@@ -49,7 +49,7 @@ def load_dataset(
         root: folder of the data sets.
         image_size: height and width that the images of a folder are resized to.
         workers: processes that decode "imagenet".
-        otherwise: `image_size` of a folder whose images have several sizes, or are not square.
+        fallback_size: `image_size` of a folder whose images have several sizes, or are not square.
         draft: decode JPEG photographs of a folder that shrink at a fraction, see `read_pixels`.
 
     Raises:
@@ -60,7 +60,7 @@ def load_dataset(
     require_known("name", name, NAMES)
     options: dict[str, Any] = {}
     if name == FOLDER:
-        options = {"image_size": image_size, "otherwise": otherwise, "draft": draft}
+        options = {"image_size": image_size, "fallback_size": fallback_size, "draft": draft}
     elif name == imagenet.NAME:
         options = {"image_size": image_size, "workers": workers}
     elif image_size is not None:
@@ -85,7 +85,7 @@ def require_folder(name: str, root: Path) -> None:
 def load_folder(
     root: Path,
     image_size: int | None = None,
-    otherwise: int | None = None,
+    fallback_size: int | None = None,
     *,
     draft: bool = False,
 ) -> Dataset:
@@ -100,7 +100,7 @@ def load_folder(
         root: the folder; it holds one folder for every class, or the parts that do.
         image_size: resize the shorter side to this and crop the centre; None takes the images as
             they are.
-        otherwise: the same where they are not square and of one size, with a notice.
+        fallback_size: the same where they are not square and of one size, with a notice.
         draft: decode JPEG photographs that shrink at a fraction, see `read_pixels`.
 
     Raises:
@@ -117,14 +117,14 @@ def load_folder(
     headers = [read_header(path) for part in parts for path in part.file_paths]
     warn_of_pages(headers)
     mode = _common_mode(headers)
-    resized = not image_size and otherwise is not None and not _square_and_alike(headers)
+    resized = not image_size and fallback_size is not None and not _square_and_alike(headers)
     if resized:
         log.warning(
             "images of several sizes, or not square, are resized to %sx%s (--image-size)",
-            otherwise,
-            otherwise,
+            fallback_size,
+            fallback_size,
         )
-        image_size = otherwise
+        image_size = fallback_size
     size = (image_size, image_size) if image_size else _common_size(headers)
     images = [_read_part(part, mode, size, draft) for part in parts]
     halves = images if len(images) == 2 else _split_fifth(images[0])

@@ -16,7 +16,7 @@ PADDED_AT_ONCE = 512
 """Images that are padded at a time, so that intermediate results stay small."""
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation that torchvision's networks are trained with."""
-DEEPER = 257
+SCALE_16_BIT = 257
 """The largest value of 16 bits, 65535, over that of 8 bits."""
 Inputs = Literal["normalized", "imagenet", "raw"]
 """The network's input: pixels normalised by the channels of the training images or by those of
@@ -207,7 +207,7 @@ def standardise_pixels(pixels: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """
     values = pixels.to(torch.float32)
     if pixels.dtype == torch.int32:
-        values.div_(DEEPER)
+        values.div_(SCALE_16_BIT)
     return values.mul_(scale).add_(shift)
 
 
@@ -215,7 +215,7 @@ def join_pixels(images: Sequence[Tensor]) -> Tensor:
     """Images (c, h, w) as one tensor (n, c, h, w): int32, of 16 bits, where one of them is."""
     if all(image.dtype == torch.uint8 for image in images):
         return torch.stack(list(images))
-    return torch.stack([x.int() * DEEPER if x.dtype == torch.uint8 else x for x in images])
+    return torch.stack([x.int() * SCALE_16_BIT if x.dtype == torch.uint8 else x for x in images])
 
 
 def _mean_and_deviation(values: Tensor) -> tuple[float, float]:

@@ -30,7 +30,7 @@ STATIC_FULL = Static(Full())
 
 @dataclass(frozen=True, kw_only=True)
 class FirstFields:
-    """What a first adaptation sets; a base's fields come first in help."""
+    """The options that a newcomer sets: in a base class, as help lists those of a base first."""
 
     backbone: str = ""
     """timm:NAME, torchvision:NAME, a run folder, or a file of weights of `model` (safetensors, or

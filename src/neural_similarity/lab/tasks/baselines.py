@@ -21,12 +21,11 @@ from neural_similarity.lab.tasks.tuned import (
     ResidualAdapter,
     ResidualVector,
     ScaleShift,
-    TunedConv2d,
     TunedLayer,
     Turned,
     TurnedInput,
 )
-from neural_similarity.lab.tasks.tuned_kin import AlignedLinear, CodedAtoms, StemlessAdapter
+from neural_similarity.lab.tasks.tuned_related import AlignedLinear, CodedAtoms, StemlessAdapter
 from neural_similarity.nn import Conv2d, Diagonal, Static
 
 Baseline = Literal[
@@ -141,6 +140,7 @@ def merge_baselines(network: nn.Module) -> nn.Module:
     """
     network = deepcopy(network)
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, TunedConv2d | Film | AlignedLinear):
-            network.set_submodule(name, layer.plain_layer())
+        plain = layer.plain_layer() if isinstance(layer, TunedLayer) else None
+        if plain is not None:
+            network.set_submodule(name, plain)
     return network

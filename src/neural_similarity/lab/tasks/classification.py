@@ -36,7 +36,7 @@ from neural_similarity.lab.train import (
 from neural_similarity.lab.train.checkpoint import TrainingState
 from neural_similarity.lab.train.loop import Validate
 from neural_similarity.lab.train.objective import Classification, Objective
-from neural_similarity.lab.train.peers import deaths_named
+from neural_similarity.lab.train.peers import report_dead_processes
 from neural_similarity.lab.train.progress import format_clock, print_notice
 from neural_similarity.lab.train.run import checkpoint_facts, load_network, read_facts
 from neural_similarity.lab.train.task import Scoring, Task
@@ -103,7 +103,7 @@ class ClassificationTask(Task[Run, Recipe]):
             root=root,
             image_size=recipe.image_size,
             workers=recipe.workers,
-            otherwise=models.usual_sizes(recipe.model)[2],
+            fallback_size=models.usual_sizes(recipe.model)[2],
             draft=recipe.draft,
         )
         return cls(fit_recipe(recipe, dataset), dataset)
@@ -206,7 +206,7 @@ class ClassificationTask(Task[Run, Recipe]):
         runtime = choose_runtime(device, scoring.precision, run.recipe.channels_last)
         model = load_network(run, scoring.checkpoint)
         distributed.join_processes(runtime.device)
-        with deaths_named():
+        with report_dead_processes():
             scores = self._test_scores(run, runtime.place_model(model), runtime)
         checkpoint = checkpoint_facts(run, scoring.checkpoint) | {"recipe": run.name}
         facts = self._score_facts(scores)

@@ -19,16 +19,16 @@ from neural_similarity.regularize import parameter_groups
 
 MOST_IMAGES = 500
 """Images of which errors are counted, unless a batch has more."""
-# Chosen after a look at CIFAR-10 under changes that the map has, too.
+# Chosen after a look at changes of CIFAR-10 that the map also reports: not independent of it.
 MANY_WRONG = 0.4
-"""The share of wrong images from which on the rate is not smaller."""
+"""At or above this share of wrong images, the rate is not reduced."""
 # Chosen on hand signs and flowers, seeds 1 and 2: docs/evidence/new-heads.md.
 STEP, LEAST_SHARE = 0.025, 0.1
 """What an update changes at most: of M, gains and shifts; of kernels relative to their size. The
 share of it that is left where the classes are apart before training."""
 BY_BATCH = 8
-"""Factor on it where all weights train, without M, and the batch's statistics normalise; times the
-share that is left, again, but at least 1."""
+"""STEP grows by up to this factor where all weights train, without M, and the batch's statistics
+normalise: by max(1, BY_BATCH · share)."""
 LOGIT_STEP = 0.4
 """What an update of a new head changes a logit by, at most."""
 
@@ -54,14 +54,14 @@ def new_head_fields(
     fields |= {"drops": (), "relative_lr": True}
     share = min(1.0, max(LEAST_SHARE, 2 * wrong))
     factor = max(1.0, BY_BATCH * share) if _is_free_of_scale(network, recipe) else 1.0
-    fields["lr"] = _agree(STEP * share * factor)
+    fields["lr"] = _first_process_rate(STEP * share * factor)
     text = (
         f"Adam in one cycle, whose updates change M and kernels by {fields['lr']:.1%} where "
         f"{wrong:.0%} of {len(labels)} images are nearer to another class"
     )
     if recipe.trains_head and recipe.head_lr is None:
         size = inputs.abs().sum(1).mean().item()
-        fields["head_lr"] = _agree(LOGIT_STEP / max(size, LOGIT_STEP))
+        fields["head_lr"] = _first_process_rate(LOGIT_STEP / max(size, LOGIT_STEP))
         text += f", and logits by {LOGIT_STEP:g}: --head-lr {fields['head_lr']:g}"
     print_notice(f"{text} (--lr)")
     return fields
@@ -128,9 +128,9 @@ def find_rate(
 ) -> float:
     r"""$\eta \min(1, w / 0.4)$, with the rate $\eta$ of `ns.parameter_groups` on a batch.
 
-    w is the share of up to 500 images that the network gets wrong before it trains: where only few
-    are, the gradient comes from those few, and large steps fit them and spoil the others. Processes
-    take that of the first one.
+    w is the share of up to 500 images that the network gets wrong before it trains, of half an
+    image at least. Where only few are wrong, the gradient comes from those few, and large steps fit
+    them and spoil the others. Processes take that of the first one.
 
     Raises:
         RunError: the outputs set no rate.
@@ -147,7 +147,7 @@ def find_rate(
     except ValueError as error:
         raise RunError(f"`lr` must be given, as the outputs set none: {error}") from error
     wrong, count = count_wrong(network, batches, preprocess)
-    rate = _agree(group["lr"] * min(1.0, max(wrong, 0.5) / count / MANY_WRONG))
+    rate = _first_process_rate(group["lr"] * min(1.0, max(wrong, 0.5) / count / MANY_WRONG))
     print_notice(
         f"learning rate {rate:g}, from the curvature of the outputs and {wrong} wrong answers for "
         f"{count} images (--lr)"
@@ -155,7 +155,7 @@ def find_rate(
     return rate
 
 
-def _agree(rate: float) -> float:
+def _first_process_rate(rate: float) -> float:
     """The rate of the first process, to three digits."""
     (rate,) = distributed.gather_rows(torch.tensor([rate], dtype=torch.float64))[:1].tolist()
     return float(f"{rate:.3g}")

@@ -40,6 +40,10 @@ class TunedLayer(nn.Module, ABC):
     def add_parameters(self) -> None:
         """Add the new parameters to a layer that was plain so far."""
 
+    def plain_layer(self) -> nn.Module | None:
+        """The layer that computes the same without them, or None where there is none."""
+        return None
+
 
 class TunedConv2d(TunedLayer, nn.Conv2d):
     """A convolution whose kernel and bias are computed from its own and the new parameters."""

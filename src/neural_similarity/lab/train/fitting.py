@@ -40,7 +40,7 @@ from neural_similarity.lab.train.run import (
     read_facts,
 )
 from neural_similarity.lab.train.runtime import Runtime
-from neural_similarity.lab.train.stopping import signals_noted
+from neural_similarity.lab.train.stopping import catch_signals
 from neural_similarity.lab.train.task import Task
 from neural_similarity.models import parameters
 from neural_similarity.nn import is_dynamic
@@ -78,7 +78,7 @@ def _train_steps(run: Run, task: Task[Any, Any], runtime: Runtime) -> TrainingSt
             restore_state(newest_checkpoint(run.checkpoints), state)
         if distributed.is_first():
             prepare_run_folder(run, state, runtime)
-        with _show_progress(run, state, runtime) as progress, signals_noted() as stop:
+        with _show_progress(run, state, runtime) as progress, catch_signals() as stop:
             fit_model(
                 Job(run.recipe, runtime, objective, validate), state, Journal(run, progress), stop
             )

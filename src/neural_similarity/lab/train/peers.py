@@ -28,7 +28,7 @@ BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe")
 
 
 @contextlib.contextmanager
-def deaths_named(run: Path | None = None) -> Iterator[None]:
+def report_dead_processes(run: Path | None = None) -> Iterator[None]:
     """Raise an error that names the process whose death breaks this one.
 
     A death shows as a communication error, or as the SIGTERM by which torchrun ends the others. If
@@ -41,7 +41,7 @@ def deaths_named(run: Path | None = None) -> Iterator[None]:
     if distributed.process_count() == 1:
         yield
         return
-    with _sigterm_explained(run):
+    with _explain_sigterm(run):
         try:
             yield
         except RuntimeError as error:
@@ -53,7 +53,7 @@ def deaths_named(run: Path | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigterm_explained(run: Path | None) -> Iterator[None]:
+def _explain_sigterm(run: Path | None) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python hands signals to the main thread only.
         return

@@ -50,7 +50,7 @@ class Run:
 
     RECIPE: ClassVar[type[TrainingRecipe]] = Recipe
     COMMAND: ClassVar[str] = "nsim train"
-    """Run folders store it to tell their kind: the command that first trained such runs."""
+    """The kind, which run folders store: the command that first trained such runs."""
 
     path: Path
     name: str
@@ -159,7 +159,7 @@ def require_new(path: Path, command: str = Run.COMMAND) -> None:
     if other == command:
         hint = f"; continue it with `nsim train --resume {path}` or"
     else:
-        hint = ", and is not a run folder;" if other is None else f", a run of `{other}`;"
+        hint = ", and is not a run folder;" if other is None else f", a run of kind {other!r};"
     raise RunError(f"{path} exists already{hint} name another folder with --out")
 
 
@@ -231,7 +231,7 @@ def create_run(run: Run, environment: dict[str, Any]) -> None:
 
 
 @contextmanager
-def removed_if_nothing_began(run: Run) -> Iterator[None]:
+def remove_folder_if_start_fails(run: Run) -> Iterator[None]:
     """Remove the run's folder again where an error comes before its first metrics or checkpoint.
 
     Such a folder can neither be resumed nor, while it exists, made again. It stays if it holds
@@ -291,7 +291,7 @@ def _require_own_folders(path: Path) -> None:
 
 def _require_run_kind(path: Path, command: str, run_class: type[Run]) -> None:
     if command != run_class.COMMAND:
-        raise RunError(f"{path} is a run of `{command}`, not of `{run_class.COMMAND}`")
+        raise RunError(f"{path} is a run of kind {command!r}, not {run_class.COMMAND!r}")
 
 
 def load_network(

@@ -12,7 +12,7 @@ SIGNALS = tuple(filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)))
 
 
 @contextlib.contextmanager
-def signals_noted() -> Iterator[Callable[[], int | None]]:
+def catch_signals() -> Iterator[Callable[[], int | None]]:
     """Catch the first of `SIGNALS`; the yielded function returns its number, None until then.
 
     A second signal has its usual effect, so a process that hangs can still be stopped. Under

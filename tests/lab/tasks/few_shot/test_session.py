@@ -256,7 +256,7 @@ def test_faults_of_data_come_before_training(tmp_path, monkeypatch):
 
 def test_kinds_of_runs_are_not_mixed_up(tmp_path):
     run = train(tmp_path)
-    with pytest.raises(RunError, match="is a run of `nsim fewshot train`, not of `nsim train`"):
+    with pytest.raises(RunError, match="is a run of kind 'nsim fewshot train', not 'nsim train'"):
         read_run(run.path)
     assert read_run(run.path, FewShotRun) == run
 

@@ -26,7 +26,7 @@ from neural_similarity.lab.train.files import (
     unpack_correct,
     write_result,
 )
-from neural_similarity.lab.train.peers import deaths_named
+from neural_similarity.lab.train.peers import report_dead_processes
 from neural_similarity.lab.train.progress import count_bar
 from neural_similarity.lab.train.run import (
     checkpoint_facts,
@@ -137,7 +137,7 @@ class Evaluator:
         tasks.check_data(run.digest, tasks.part, images)
         runtime = choose_runtime(self.device, self.precision, run.recipe.channels_last)
         distributed.join_processes(runtime.device)
-        with deaths_named(), cpu_threads(run.recipe.threads):
+        with report_dead_processes(), cpu_threads(run.recipe.threads):
             return self._evaluate_run(run, images, tasks, runtime)
 
     def _evaluate_run(
