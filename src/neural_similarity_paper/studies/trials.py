@@ -81,7 +81,7 @@ def choose_rate(
 
 ReportLine = Callable[[str], None]
 SCORED = {"accuracy": float | int, "score_precision": str | None}
-TRAINED = SCORED | {"trained": int}
+TRAINED = SCORED | {"score_precision": str, "trained": int}
 """Types of what tables show of runs, see `check_fields`."""
 STATISTICS = ("new", "backbone")
 """Normalisation by statistics of the new images, or by the backbone's."""
