@@ -23,7 +23,6 @@ from matplotlib.transforms import Bbox
 from torch import Tensor
 
 import neural_similarity as ns
-from neural_similarity_paper.tables import TABLES, make_report
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
 CONTENT = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -113,7 +112,7 @@ def draw_kernels(_: Theme) -> Figure:
 
 
 SHORT = {"tsa": "TSA", "norm": "batch norm", "full-norm": "M and batch norm", "all": "full"}
-SHORT |= {"full-all": "M and full", answers.OURS: "M, default learning rate"}
+SHORT |= {"full-all": "M and full", answers.OURS: "M"}
 LABEL_PLACES = (
     *((x, y, "left" if x > 0 else "right") for y in (0, 7, -7) for x in (9, -9)),
     *((x, y, "center") for y in (13, -13) for x in (0, 30, -30)),
@@ -122,27 +121,28 @@ LABEL_PLACES = (
 
 
 def draw_accuracy(theme: Theme) -> Figure:
-    """Mean accuracy over the changes by the number of parameters trained; M's at its default."""
+    """Mean accuracy by parameters trained, at tuned learning rates and, hollow, at default ones."""
     cells, ours = answers.changed_cells(), answers.OURS
-    means = answers.mean_accuracies() | {ours: answers.mean_accuracies(True)[ours]}
+    means, default = answers.mean_accuracies(), answers.mean_accuracies(True)
     figure, panel = make_panel(5.6, 3.6)
     trained = {way: answers.parameters_trained(cells[0], way) for way in means}
     points = {way: (count, means[way]) for way, count in trained.items() if count}
     for way, point in points.items():
         look = {"marker": "o", "color": theme.faint, "markersize": 7}
         look |= {"marker": "D", "color": theme.ours, "markersize": 10} if way == ours else {}
+        panel.plot([point[0]] * 2, [point[1], default[way]], color=look["color"], linewidth=1)
         panel.plot(*point, **look)
+        panel.plot(point[0], default[way], **look, markerfacecolor="none")
     panel.axhline(means["statistics"], color=theme.faint, linestyle=":")
     line = panel.text(290, means["statistics"], answers.METHODS["statistics"], va="bottom")
-    low, high = min(means.values()), max(means.values())
+    low, high = (f([*means.values(), *default.values()]) for f in (min, max))
     panel.set(xscale="log", xlim=(250, 800_000), ylim=(low - 0.6, high + 0.6))
     panel.set(xlabel="parameters trained", ylabel=f"accuracy, %, mean of {len(cells)} changes")
     panel.grid(visible=True)
     figure.draw_without_rendering()
-    taken = [line.get_window_extent()]
-    taken += [
-        Bbox.from_bounds(*(panel.transData.transform(p) - 7), 14, 14) for p in points.values()
-    ]
+    marks = [*points.values(), *((count, default[way]) for way, (count, _) in points.items())]
+    boxes = (Bbox.from_bounds(*(panel.transData.transform(mark) - 7), 14, 14) for mark in marks)
+    taken = [line.get_window_extent(), *boxes]
     for way, point in sorted(points.items(), key=lambda pair: pair[0] != ours):
         strong = {"color": theme.ours, "weight": "bold"} if way == ours else {}
         taken.append(place_label(panel, SHORT.get(way, answers.METHODS[way]), point, taken, strong))
@@ -179,13 +179,14 @@ def draw_changes(theme: Theme) -> Figure:
         fixed = {"color": theme.faint, "linestyle": "none"}
         panel.plot(others, [y] * len(others), marker="|", markersize=11, **fixed)
         panel.plot(found["all"], y, "s", color=theme.other, markersize=7)
-        panel.plot(ours, y, "D", color=theme.ours, markersize=8)
+        panel.plot(found[answers.OURS], y, "D", color=theme.ours, markersize=8)
+        panel.plot(ours, y, "D", color=theme.ours, markersize=8, markerfacecolor="none")
         whole = answers.all_accuracies(cell)
         panel.plot(whole["nothing"], y, "o", markerfacecolor="none", markeredgecolor=theme.text)
         if (place := whole.get("undone")) is not None:
             panel.plot([place] * 2, [y - 0.4, y + 0.4], ":", color=theme.text, linewidth=2)
     entries = (
-        ("D", theme.ours, "static M, default learning rate"),
+        ("D", theme.ours, "static M (hollow: default)"),
         ("s", theme.other, "full fine-tuning"),
         ("|", theme.faint, "other methods that train"),
     )
@@ -206,12 +207,10 @@ def draw_schedule(theme: Theme) -> Figure:
     figure, panel = make_panel(5.6, 3.4)
     series = (("static UNS", theme.ours, "D"), ("static DNS", theme.other, "s"))
     for label, colour, marker in series:
-        points = [point for budget in BUDGETS if (point := difference_to_plain(label, budget))]
-        at, mean, low, high = zip(*points, strict=True)
-        spread = [
-            [m - b for m, b in zip(mean, low, strict=True)],
-            [t - m for m, t in zip(mean, high, strict=True)],
-        ]
+        changes = {b: answers.differences_to_plain(b).get(label) for b in BUDGETS}
+        shown = [(UPDATES * budget, c.by_image) for budget, c in changes.items() if c]
+        at, mean = [x for x, _ in shown], [y.mean for _, y in shown]
+        spread = [[y.mean - y.low for _, y in shown], [y.high - y.mean for _, y in shown]]
         panel.errorbar(
             at, mean, spread, color=colour, marker=marker, capsize=4, label=answers.NETWORKS[label]
         )
@@ -223,14 +222,6 @@ def draw_schedule(theme: Theme) -> Figure:
     panel.legend(loc="lower right")
     panel.grid(visible=True, axis="y")
     return figure
-
-
-def difference_to_plain(label: str, budget: float) -> tuple[float, float, float, float] | None:
-    """Updates, and the difference by test image with its 95 % interval."""
-    panel = make_report(TABLES["4"], budget=budget, results=answers.RESULTS).panels[0]
-    (line,) = (line for line in panel.lines if line.row.label == label)
-    change = line.baseline_difference.by_image if line.records else None
-    return (UPDATES * budget, change.mean, change.low, change.high) if change else None
 
 
 def draw_verdicts(theme: Theme) -> Figure:
