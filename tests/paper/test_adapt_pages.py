@@ -32,9 +32,9 @@ def test_tables_are_what_the_command_writes(study):
 
 def test_no_record_has_a_rate_that_saw_a_scored_image():
     """Digests of scored images: those of sheets that choose rates are in no cell's."""
-    for study in (MAP, *map(STUDIES.get, ("adapt-stream", "adapt-continual"))):
+    for study in (MAP, *map(STUDIES.get, ("adapt-stream", "adapt-continual", "adapt-known"))):
         chosen, shown = set(), set()
-        for path in (RESULTS / study.folder).glob("*.json"):
+        for path in (RESULTS / (study.folder or study.name)).glob("*.json"):
             runs = read_sheet(path).runs.values()
             (chosen if "rates" in path.stem else shown).update(run["scored"] for run in runs)
             assert {run["score_precision"] for run in runs} == {"fp32"}

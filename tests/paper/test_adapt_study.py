@@ -224,6 +224,9 @@ def test_a_damaged_sheet_is_named(tmp_path):
     Sheet(tmp_path / "odd.json", {"statistics": "none"}).write()
     with pytest.raises(ValueError, match="`statistics` is 'none'"):
         read_sheet(tmp_path / "odd.json")
+    Sheet(tmp_path / "old.json", {}, {"full": {"accuracy": 0.5, "trained": 7}}).write()
+    with pytest.raises(ValueError, match=r"old\.json .*score_precision"):
+        read_sheet(tmp_path / "old.json")
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)

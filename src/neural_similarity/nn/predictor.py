@@ -26,7 +26,7 @@ from neural_similarity.ops.window import (
 Predictor = Callable[[Geometry, int], nn.Module]
 """(geometry, scalars) to a module mapping (n, c, *size) to (n, scalars, *out), or to
 (n, scalars, 1, ...) for one M per image. Where its attribute `GROWS` is true, values inside grow
-with the input: it runs in float32 where autocast would take float16."""
+with the input: it runs in float32 where the layer runs in float16."""
 
 CONV_LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

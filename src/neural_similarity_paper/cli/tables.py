@@ -36,10 +36,10 @@ class TableOptions:
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """1, 2, 3, 4, 5, 8, response (of the authors: ResNets), or one of the studies ablations,
     costs, light, rivals, sharing, structures, shapes, bounds, time, pretrained, adapt, adapt-lite0,
-    adapt-flowers, adapt-cifar, end and new-heads;
-    4-released and 8-released are trained as the authors' released code does; 6 is few-shot
-    learning; adapt-map, adapt-continual, adapt-stream, adapt-known and adapt-restore take only
-    --results, for `nsim table` --out, for `nsim reproduce` --data, --only CELLS and --print."""
+    adapt-flowers and adapt-cifar; 4-released and 8-released are trained as the authors' released
+    code does; 6 is few-shot learning; end takes fewer options as a table; adapt-map,
+    adapt-continual, adapt-stream, adapt-known, adapt-restore and new-heads take only --results, for
+    `nsim table` --out, for `nsim reproduce` --data, --only CELLS and --print."""
     results: Path = RESULTS
     """Folder of the run records."""
 

@@ -1,4 +1,4 @@
-"""The nearest kin of M as their authors publish them: TSA, and filter atoms with sparse codes."""
+"""The methods closest to M, as their authors publish them: TSA, and atoms with sparse codes."""
 
 from typing import Any
 

@@ -65,7 +65,7 @@ INLINE void NAME(look)(const struct frame *f, struct line line, int64_t t, const
     for (; j < line.run; j++) memset(to + j * to_step, 0, n * sizeof(T));
 }
 
-/* `look` for the taps of a kernel row from t on, which see adjacent pixels: `row` times n numbers,
+/* `look` for the taps of a kernel row from t on, which see adjacent pixels: `row_taps` times n numbers,
    each times the entry of m for its tap. Not to be inlined for every number of taps. */
 static __attribute__((noinline)) void NAME(look_along)(const struct frame *f, struct line line,
                                                        int64_t t, const T *x, const float *m,

@@ -35,8 +35,8 @@ static const T *NAME(laid)(const struct frame *f, int last, int64_t images, int6
     return to;
 }
 
-/* Where to write a gradient whose channels come last: `to`, or `space` if they come first there. */
-static T *NAME(gradient_buffer)(int last, int64_t size, T *to, char **space) {
+/* Where to write a result whose channels come last: `to`, or `space` if they come first there. */
+static T *NAME(result_buffer)(int last, int64_t size, T *to, char **space) {
     return to && !last ? share(space, size * sizeof(T)) : to;
 }
 
@@ -85,7 +85,7 @@ static int NAME(join_gradient)(const struct layer *l, const struct sizes *z, con
     const int64_t each = z->places / z->n;
     float *all = NAME(at_positions)(z, m, &at), *of_all = all == m ? grad_m : grad_m ? (float *)at : 0;
     const int failed = NAME(backward_groups)(l->conv, l->groups, z->w, x, all, weight, grad, grad_x,
-                                           of_all, grad_weight);
+                                             of_all, grad_weight);
     for (int64_t i = 0; of_all != grad_m && i < z->n; i++)
         sum_rows_float32(each, z->s, of_all + i * each * z->s, grad_m + i * z->s, 0);
     return failed;
@@ -135,11 +135,11 @@ int NAME(layer_forward)(const struct layer *l, int64_t layout, const T *x, const
     weight = NAME(laid)(f, layout & W_LAST, z.o, z.w / z.o / f->taps, f->taps, weight, &at);
     first = NAME(laid)(f, layout & W1_LAST, z.h, z.c, f1->taps, first, &at);
     second = NAME(laid)(f, layout & W2_LAST, z.s, z.h, f2->taps, second, &at);
-    T *to = NAME(gradient_buffer)(layout & Y_LAST, z.places * z.o, y, &at);
+    T *to = NAME(result_buffer)(layout & Y_LAST, z.places * z.o, y, &at);
     float *m = share(&at, z.rows * z.s * sizeof(float));
     if (l->predictor == POOLED)
         failed |= NAME(predict_pooled)(l, &z, x, first, first_bias, second, second_bias, hidden, raw,
-                                     factors, at);
+                                       factors, at);
     else failed |= NAME(predict)(l, &z, x, first, second, second_bias, hidden, raw, factors, at);
     failed |= NAME(gained_layer)(l, &z, raw, gain, m);
     failed |= NAME(join)(l, &z, x, m, weight, to, bias, at);
@@ -204,10 +204,10 @@ int NAME(layer_backward)(const struct layer *l, int64_t layout, const T *grad, c
     weight = NAME(laid)(f, layout & W_LAST, z.o, z.w / z.o / f->taps, f->taps, weight, &at);
     first = NAME(laid)(f, layout & W1_LAST, z.h, z.c, f1->taps, first, &at);
     second = NAME(laid)(f, layout & W2_LAST, z.s, z.h, f2->taps, second, &at);
-    T *of_x = NAME(gradient_buffer)(layout & X_LAST, size, grad_x, &at);
-    T *of_weight = NAME(gradient_buffer)(layout & W_LAST, z.w, grad_weight, &at);
-    T *of_first = NAME(gradient_buffer)(layout & W1_LAST, z.w1, grad_first, &at);
-    T *of_second = NAME(gradient_buffer)(layout & W2_LAST, z.w2, grad_second, &at);
+    T *of_x = NAME(result_buffer)(layout & X_LAST, size, grad_x, &at);
+    T *of_weight = NAME(result_buffer)(layout & W_LAST, z.w, grad_weight, &at);
+    T *of_first = NAME(result_buffer)(layout & W1_LAST, z.w1, grad_first, &at);
+    T *of_second = NAME(result_buffer)(layout & W2_LAST, z.w2, grad_second, &at);
     float *m = share(&at, z.rows * z.s * sizeof(float));
     float *of_m = share(&at, z.rows * z.s * sizeof(float));
     failed |= NAME(gained_layer)(l, &z, raw, gain, m);
@@ -215,13 +215,13 @@ int NAME(layer_backward)(const struct layer *l, int64_t layout, const T *grad, c
     if (grad_bias) NAME(sum_rows)(z.places, z.o, grad, grad_bias, 0);
     if (predicts && l->predictor == POOLED)
         failed |= NAME(predict_pooled_gradient)(l, &z, of_m, first, second, gain, hidden, raw, factors,
-                                              of_x, grad_first, grad_first_bias, grad_second,
-                                              grad_second_bias, grad_gain, at);
+                                                of_x, grad_first, grad_first_bias, grad_second,
+                                                grad_second_bias, grad_gain, at);
     else if (predicts) {
         T *of_raw = share(&at, z.rows * z.s * sizeof(T));
         failed |= NAME(gain_gradient)(&z, f->threads, of_m, raw, gain, of_raw, grad_gain, at);
         failed |= NAME(predict_gradient)(l, &z, of_raw, x, first, second, hidden, raw, factors, of_x,
-                                       of_first, of_second, grad_second_bias, at);
+                                         of_first, of_second, grad_second_bias, at);
     }
     if (of_x != grad_x) NAME(swap)(f, z.n, inputs(f), z.c, of_x, grad_x);
     if (of_weight != grad_weight)

@@ -161,13 +161,13 @@ INLINE struct reach reach_of(const struct frame *f, struct line line, int64_t t)
         else FUNCTION(f, __VA_ARGS__, f->taps, f->channels, f->blocks);             \
     } while (0)
 
-/* The function compiled for every possible `each`, so that the compiler knows the spread. */
+/* The function compiled for every possible `group`, so that the compiler knows the spread. */
 #define BY_EACH(FUNCTION, f, ...)                              \
     do {                                                       \
-        if (f->group == 1) FUNCTION(f, __VA_ARGS__, 1);         \
-        else if (f->group == 2) FUNCTION(f, __VA_ARGS__, 2);    \
-        else if (f->group == 4) FUNCTION(f, __VA_ARGS__, 4);    \
-        else if (f->group == 8) FUNCTION(f, __VA_ARGS__, 8);    \
+        if (f->group == 1) FUNCTION(f, __VA_ARGS__, 1);        \
+        else if (f->group == 2) FUNCTION(f, __VA_ARGS__, 2);   \
+        else if (f->group == 4) FUNCTION(f, __VA_ARGS__, 4);   \
+        else if (f->group == 8) FUNCTION(f, __VA_ARGS__, 8);   \
         else FUNCTION(f, __VA_ARGS__, 16);                     \
     } while (0)
 

@@ -75,7 +75,7 @@ static int NAME(forward_groups)(const struct frame *f, int64_t groups, int64_t w
     int failed = 0;
     for (int64_t g = 0; g < groups; g++)
         failed |= NAME(forward)(f, x + g * f->channels, m, weight + g * (w / groups),
-                              y + g * f->filters, bias ? bias + g * f->filters : 0);
+                                y + g * f->filters, bias ? bias + g * f->filters : 0);
     return failed;
 }
 
@@ -86,8 +86,8 @@ static int NAME(backward_groups)(struct frame f, int64_t groups, int64_t w, cons
     int failed = 0;
     for (int64_t g = 0; g < groups; g++, f.accumulate = 1)
         failed |= NAME(backward)(&f, x + g * f.channels, m, weight + g * (w / groups),
-                               grad + g * f.filters, grad_x ? grad_x + g * f.channels : 0, grad_m,
-                               grad_weight ? grad_weight + g * (w / groups) : 0);
+                                 grad + g * f.filters, grad_x ? grad_x + g * f.channels : 0, grad_m,
+                                 grad_weight ? grad_weight + g * (w / groups) : 0);
     return failed;
 }
 
@@ -131,12 +131,12 @@ static int NAME(backward_by_image)(const struct layer *l, const struct sizes *z,
     for (int64_t image = 0; image < z->n; image++, m += z->s) {
         NAME(fold)(z->o, channels, f.taps, 1, f.threads, wide, m, kernel);
         failed |= NAME(backward_groups)(f, l->groups, size, x + image * f.image, one, kernel,
-                                      grad + image * outputs(&f) * z->o,
-                                      grad_x ? grad_x + image * f.image : 0, 0,
-                                      grad_m || grad_weight ? of_kernel : 0);
+                                        grad + image * outputs(&f) * z->o,
+                                        grad_x ? grad_x + image * f.image : 0, 0,
+                                        grad_m || grad_weight ? of_kernel : 0);
         if (failed || !(grad_m || grad_weight)) continue;
         failed |= NAME(fold_backward)(z->o, channels, f.taps, 1, f.threads, wide, m, of_kernel,
-                                    grad_weight ? part : 0, grad_m ? grad_m + image * z->s : 0);
+                                      grad_weight ? part : 0, grad_m ? grad_m + image * z->s : 0);
         for (int64_t i = 0; grad_weight && i < size; i++) sum[i] += part[i];
     }
     for (int64_t i = 0; grad_weight && i < size; i++) grad_weight[i] = NAME(narrow)(sum[i]);
