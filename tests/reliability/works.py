@@ -145,7 +145,8 @@ def reproduce_study():
 
     def run_trial(trial, **_):
         right = torch.arange(16) < 4 * len(trial.way)
-        return {"accuracy": 0.5, "trained": 0, "correct": pack_correct(right)}
+        scores = {"accuracy": 0.5, "score_precision": "fp32"}
+        return scores | {"trained": 0, "correct": pack_correct(right)}
 
     study = replace(KNOWN_CHANGES, cells=KNOWN_CHANGES.cells[:1], run_trial=run_trial)
     with patch.dict(studies.STUDIES, {study.name: study}):
